@@ -1,0 +1,17 @@
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/codec_run.h"
+
+// The codecs on the CPU. Thread-safe for disjoint outputs.
+namespace kvtier::kernels {
+
+// Both return how many values saturated.
+std::uint64_t EncodeOnHost(const EncodeRun& run);
+std::uint64_t DecodeOnHost(const DecodeRun& run);
+
+// The largest |x| of `tokens` rows; a NaN counts as larger than infinity.
+float LargestMagnitude(const ConstRows& rows, int dim, std::int64_t tokens);
+
+}  // namespace kvtier::kernels

@@ -1,0 +1,61 @@
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+
+#include "kernels/float_bits.h"
+
+// `int8_per_token_head` and `fp8_per_token_head`: a row is [dim] codes, then their fp32 scale, as
+// one cell of vLLM's packed cache (v1/attention/ops/triton_reshape_and_cache_flash.py): scale =
+// max(amax / QMAX, 1e-6), code = x * (1 / scale), int8 rounding half away from zero. dim must be a
+// multiple of 4, so that scales are aligned.
+namespace kvtier::kernels {
+
+template <class Source>
+KVT_HD float AbsoluteMaximum(const Source* x, int dim) {
+  std::uint32_t bits = 0;  // of non-negative floats, bits order as values do
+  for (int c = 0; c < dim; ++c) {
+    const std::uint32_t a = Bits(ToFloat(x[c])) & 0x7fffffffu;
+    bits = a > bits ? a : bits;
+  }
+  return FromBits(bits);
+}
+
+struct Int8PerTokenHead {
+  using Code = std::int8_t;
+  static constexpr float kLargest = 127.0f;
+
+  KVT_HD static Code Encode(float y) {
+    const float away = y >= 0.0f ? y + 0.5f : y - 0.5f;
+    return static_cast<Code>(away > 127.0f ? 127.0f : (away < -128.0f ? -128.0f : away));
+  }
+  KVT_HD static float Decode(Code code) { return static_cast<float>(code); }
+};
+
+struct Fp8PerTokenHead {
+  using Code = E4m3;
+  static constexpr float kLargest = 448.0f;
+
+  KVT_HD static Code Encode(float y) { return FromFloat<E4m3>(y); }
+  KVT_HD static float Decode(Code code) { return ToFloat(code); }
+};
+
+template <class Kind, class Source>
+KVT_HD void EncodePerTokenHeadRow(const Source* x, int dim, std::uint8_t* row) {
+  const float measured = AbsoluteMaximum(x, dim) / Kind::kLargest;
+  const float scale = measured > 1e-6f ? measured : 1e-6f;
+  const float inverse = 1.0f / scale;
+  auto* codes = reinterpret_cast<typename Kind::Code*>(row);
+  for (int c = 0; c < dim; ++c) codes[c] = Kind::Encode(ToFloat(x[c]) * inverse);
+  std::memcpy(row + dim, &scale, sizeof scale);
+}
+
+template <class Kind>
+KVT_HD void DecodePerTokenHeadRow(const std::uint8_t* row, int dim, float* out) {
+  float scale;
+  std::memcpy(&scale, row + dim, sizeof scale);
+  const auto* codes = reinterpret_cast<const typename Kind::Code*>(row);
+  for (int c = 0; c < dim; ++c) out[c] = Kind::Decode(codes[c]) * scale;
+}
+
+}  // namespace kvtier::kernels
