@@ -1,0 +1,88 @@
+#include "cachestore/arena.h"
+
+#include <iterator>
+
+#include "cachestore/base/check.h"
+#include "cachestore/model/part_layout.h"
+
+namespace kvtier::cachestore {
+
+Allocation::~Allocation() {
+  if (arena_ != nullptr) arena_->Free(data_, size_, use_);
+}
+
+void Allocation::Hold(const MemoryUse& delta) {
+  use_ += delta;
+  KVT_CHECK(use_.total() >= 0 && use_.total() <= size_);
+  arena_->Account(delta);
+}
+
+Arena::Arena(std::byte* slab, std::int64_t bytes) : slab_(slab), bytes_(bytes) {
+  absl::MutexLock lock(&mutex_);
+  InsertFree(0, bytes / kAlignment * kAlignment);
+}
+
+Allocation Arena::Allocate(std::int64_t bytes) {
+  KVT_CHECK(bytes > 0);
+  const Size size = AlignUp(bytes);
+  absl::MutexLock lock(&mutex_);
+  const auto fit = free_by_size_.lower_bound({size, 0});
+  if (fit == free_by_size_.end()) return {};
+  const auto [piece, offset] = *fit;
+  EraseFree(free_by_offset_.find(offset));
+  if (piece > size) InsertFree(offset + size, piece - size);
+  allocated_ += size;
+  Allocation allocation;
+  allocation.arena_ = this;
+  allocation.data_ = slab_ + offset;
+  allocation.size_ = size;
+  return allocation;
+}
+
+MemoryParts Arena::Snapshot() const {
+  absl::MutexLock lock(&mutex_);
+  return {
+      .use = use_, .slack = allocated_ - use_.total(), .staging = 0, .free = bytes_ - allocated_};
+}
+
+void Arena::Account(const MemoryUse& delta) {
+  absl::MutexLock lock(&mutex_);
+  use_ += delta;
+}
+
+void Arena::Free(std::byte* data, std::int64_t bytes, const MemoryUse& use) {
+  absl::MutexLock lock(&mutex_);
+  use_ -= use;
+  allocated_ -= bytes;
+  Offset offset = data - slab_;
+  Size size = bytes;
+  auto next = free_by_offset_.lower_bound(offset);
+  KVT_CHECK(next == free_by_offset_.end() || next->first >= offset + size);
+  if (next != free_by_offset_.end() && next->first == offset + size) {
+    size += next->second;
+    EraseFree(next++);
+  }
+  if (next != free_by_offset_.begin()) {
+    const auto before = std::prev(next);
+    KVT_CHECK(before->first + before->second <= offset);
+    if (before->first + before->second == offset) {
+      offset = before->first;
+      size += before->second;
+      EraseFree(before);
+    }
+  }
+  InsertFree(offset, size);
+}
+
+void Arena::InsertFree(Offset offset, Size size) {
+  if (size == 0) return;
+  free_by_offset_.emplace(offset, size);
+  free_by_size_.emplace(size, offset);
+}
+
+void Arena::EraseFree(std::map<Offset, Size>::iterator piece) {
+  free_by_size_.erase({piece->second, piece->first});
+  free_by_offset_.erase(piece);
+}
+
+}  // namespace kvtier::cachestore

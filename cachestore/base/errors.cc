@@ -1,0 +1,73 @@
+#include "cachestore/base/errors.h"
+
+#include <iterator>
+
+#include "absl/strings/cord.h"
+
+namespace kvtier::cachestore {
+namespace {
+
+struct Row {
+  Reason reason;
+  const char* name;
+  absl::StatusCode code;
+};
+
+constexpr Row kRows[] = {
+    {Reason::kInvalidField, "INVALID_FIELD", absl::StatusCode::kInvalidArgument},
+    {Reason::kUnknownFormat, "UNKNOWN_FORMAT", absl::StatusCode::kInvalidArgument},
+    {Reason::kFormatRefused, "FORMAT_REFUSED", absl::StatusCode::kInvalidArgument},
+    {Reason::kNonFiniteValue, "NON_FINITE_VALUE", absl::StatusCode::kInvalidArgument},
+    {Reason::kValueOutOfRange, "VALUE_OUT_OF_RANGE", absl::StatusCode::kInvalidArgument},
+    {Reason::kTokenGap, "TOKEN_GAP", absl::StatusCode::kOutOfRange},
+    {Reason::kPastCommitted, "PAST_COMMITTED", absl::StatusCode::kOutOfRange},
+    {Reason::kSealed, "SEALED", absl::StatusCode::kFailedPrecondition},
+    {Reason::kNotOpen, "NOT_OPEN", absl::StatusCode::kFailedPrecondition},
+    {Reason::kIncomplete, "INCOMPLETE", absl::StatusCode::kFailedPrecondition},
+    {Reason::kModelMismatch, "MODEL_MISMATCH", absl::StatusCode::kFailedPrecondition},
+    {Reason::kWriterExists, "WRITER_EXISTS", absl::StatusCode::kAlreadyExists},
+    {Reason::kOldEpoch, "OLD_EPOCH", absl::StatusCode::kAborted},
+    {Reason::kSequenceGone, "SEQUENCE_GONE", absl::StatusCode::kAborted},
+    {Reason::kUnknownModel, "UNKNOWN_MODEL", absl::StatusCode::kNotFound},
+    {Reason::kUnknownSequence, "UNKNOWN_SEQUENCE", absl::StatusCode::kNotFound},
+    {Reason::kBudget, "BUDGET", absl::StatusCode::kResourceExhausted},
+    {Reason::kTooManySequences, "TOO_MANY_SEQUENCES", absl::StatusCode::kResourceExhausted},
+    {Reason::kTooManyModels, "TOO_MANY_MODELS", absl::StatusCode::kResourceExhausted},
+    {Reason::kMessageTooLarge, "MESSAGE_TOO_LARGE", absl::StatusCode::kResourceExhausted},
+    {Reason::kOverloaded, "OVERLOADED", absl::StatusCode::kResourceExhausted},
+    {Reason::kDraining, "DRAINING", absl::StatusCode::kUnavailable},
+    {Reason::kChecksum, "CHECKSUM", absl::StatusCode::kDataLoss},
+};
+
+constexpr char kPayload[] = "kvtier.dev/reason";
+
+const Row& RowOf(Reason reason) { return kRows[static_cast<int>(reason)]; }
+
+}  // namespace
+
+const char* ReasonName(Reason reason) { return RowOf(reason).name; }
+
+absl::Status Error(Reason reason, const std::string& message) {
+  const Row& row = RowOf(reason);
+  absl::Status status(row.code, message);
+  status.SetPayload(kPayload, absl::Cord(row.name));
+  return status;
+}
+
+std::string ReasonOf(const absl::Status& status) {
+  const auto payload = status.GetPayload(kPayload);
+  return payload.has_value() ? std::string(*payload) : std::string();
+}
+
+absl::Status WithContext(const absl::Status& status, const std::string& context) {
+  absl::Status result(status.code(), context + std::string(status.message()));
+  if (const auto payload = status.GetPayload(kPayload); payload.has_value())
+    result.SetPayload(kPayload, *payload);
+  return result;
+}
+
+const char* ReasonNameAt(int index) {
+  return index < static_cast<int>(std::size(kRows)) ? kRows[index].name : nullptr;
+}
+
+}  // namespace kvtier::cachestore

@@ -1,0 +1,54 @@
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "kernels/codec_run.h"
+
+namespace kvtier::cachestore {
+
+// A range of a model's layers and KV heads: what one append stream sends. Of a layer that has fewer
+// heads than end_head(), those it has.
+struct Shard {
+  int first_layer = 0;
+  int num_layers = 0;
+  int first_head = 0;
+  int num_heads = 0;
+
+  constexpr int end_layer() const { return first_layer + num_layers; }
+  constexpr int end_head() const { return first_head + num_heads; }
+  constexpr int EndHeadIn(int layer_heads) const { return std::min(end_head(), layer_heads); }
+  constexpr int HeadsIn(int layer_heads) const { return EndHeadIn(layer_heads) - first_head; }
+};
+
+// New values of one K or V: the shard's heads, the chunk's tokens, in the source dtype. Strides
+// count elements. Host memory that must stay readable and unchanged while the append runs.
+struct SourceTensor {
+  const std::byte* data = nullptr;
+  kernels::ElementType type = kernels::ElementType::kBf16;
+  std::int64_t head_stride = 0;
+  std::int64_t token_stride = 0;
+
+  kernels::ConstRows RowsOf(int shard_head, std::int64_t chunk_token) const {
+    const std::int64_t offset = shard_head * head_stride + chunk_token * token_stride;
+    return {data + offset * kernels::ElementBytes(type), type, token_stride};
+  }
+};
+
+// One message of an append stream: some layers of the shard, K and V together, `tokens` tokens from
+// `first_token`.
+struct Chunk {
+  struct Layer {
+    int layer = 0;
+    SourceTensor k;
+    SourceTensor v;
+  };
+  std::int64_t first_token = 0;
+  std::int64_t tokens = 0;
+  std::vector<Layer> layers;
+  bool saturate_non_finite = false;
+};
+
+}  // namespace kvtier::cachestore

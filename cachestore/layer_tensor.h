@@ -1,0 +1,106 @@
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/types/span.h"
+#include "cachestore/arena.h"
+#include "cachestore/chunk.h"
+#include "cachestore/device/device.h"
+#include "cachestore/part.h"
+#include "cachestore/residual_slot.h"
+
+namespace kvtier::cachestore {
+
+// Where one head stands before and after an append: tokens [from, to) are new.
+struct HeadAdvance {
+  int head = 0;
+  int shard_head = 0;
+  std::int64_t from = 0;
+  std::int64_t to = 0;
+};
+
+// What a reader holds of one K or V: the parts and the residual as they stood, and per head how
+// many tokens were codes.
+struct TensorPins {
+  const TensorModel* model = nullptr;
+  std::int64_t first_page = 0;
+  struct PinnedPart {
+    std::shared_ptr<const Part> part;
+    bool unverified = false;  // final, and its checksums not yet compared by this reader
+  };
+  std::vector<PinnedPart> parts;  // from first_page
+  ResidualPin residual;
+  std::vector<std::int64_t> code_tokens;  // of every head of the model
+};
+
+// The K or the V of one layer of one sequence: its pages and its residual. Knows the residual rule;
+// knows nothing of positions, which its sequence passes in. Not thread-safe: the sequence's lock
+// guards it.
+class LayerTensor {
+ public:
+  // `model` must outlive it.
+  LayerTensor(const TensorModel& model, Side side, bool k_before_rope)
+      : model_(&model), side_(side), k_before_rope_(k_before_rope) {}
+
+  // Memory that an append will need, taken beforehand so that the append itself can't fail
+  // half-way.
+  struct Growth {
+    std::vector<std::shared_ptr<Part>> parts;
+    // Set with the first tokens of a format that has a residual, and where the append writes to a
+    // slot that a reader holds. A slot stays when it runs empty, until the sequence is sealed: it
+    // will be needed again, and pages would have cut up its place meanwhile.
+    std::shared_ptr<ResidualSlot> slot;
+  };
+  // RESOURCE_EXHAUSTED when the arena has not enough; nothing is taken then.
+  absl::StatusOr<Growth> Reserve(absl::Span<const HeadAdvance> heads, Arena& arena,
+                                 Device& device) const;
+
+  // An append in three batches that must run in this order: tokens that complete a residual block
+  // go to the residual; full units become codes; what stays residual is kept.
+  struct Batches {
+    std::vector<EncodeJob> fill;
+    std::vector<EncodeJob> encode;
+    std::vector<EncodeJob> keep;
+  };
+  // Puts the memory in place, then the jobs can be queued.
+  void Grow(Growth growth, Device& device);
+  void Queue(absl::Span<const HeadAdvance> heads, const SourceTensor& source,
+             std::int64_t first_token, Batches& batches);
+
+  // After the batches ran: accounts for them and makes full parts final.
+  // `residual_tokens` is what remains over all heads.
+  void Settle(absl::Span<const HeadAdvance> heads, std::int64_t residual_tokens, Device& device);
+
+  // No tokens will follow: an empty residual slot is given back.
+  void Seal();
+
+  TensorPins Pin(std::int64_t first_token, std::int64_t end_token,
+                 absl::Span<const std::int64_t> received) const;
+
+  const TensorModel& model() const { return *model_; }
+  const MemoryHeld& held() const { return held_; }
+  std::uint64_t saturated() const { return saturated_; }
+
+ private:
+  struct HeadQueue;  // one head's share of Queue
+
+  void QueueResidual(const HeadQueue& queue, std::int64_t begin, std::int64_t end,
+                     std::vector<EncodeJob>& jobs);
+  void QueueCodes(const HeadQueue& queue, std::int64_t begin, std::int64_t end, bool from_residual,
+                  std::vector<EncodeJob>& jobs);
+  void HoldResidual(std::int64_t tokens);
+
+  const TensorModel* model_;
+  Side side_;
+  bool k_before_rope_;
+  std::vector<std::shared_ptr<Part>> parts_;  // by page
+  std::shared_ptr<ResidualSlot> slot_;
+  std::int64_t residual_tokens_ = 0;  // over all heads
+  MemoryHeld held_;
+  std::uint64_t saturated_ = 0;
+};
+
+}  // namespace kvtier::cachestore

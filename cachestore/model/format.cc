@@ -1,0 +1,146 @@
+#include "cachestore/model/format.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <array>
+#include <cstdio>
+#include <vector>
+
+#include "cachestore/base/errors.h"
+#include "cachestore/base/status_macros.h"
+
+namespace kvtier::cachestore {
+namespace {
+
+using kernels::Codec;
+using kernels::CodecId;
+using Kind = Format::Kind;
+
+constexpr int kDefaultGroup = 32;
+constexpr int kDefaultResidual = 128;
+
+struct Named {
+  const char* name;
+  Format format;
+};
+
+// The first name of a format is its short one.
+const std::vector<Named>& Names() {
+  static const std::vector<Named> names = {
+      {"auto", {.kind = Kind::kSource}},
+      {"float16", {.kind = Kind::kCast, .element = ElementType::kFp16}},
+      {"bfloat16", {.kind = Kind::kCast, .element = ElementType::kBf16}},
+      {"fp8_e4m3", {.kind = Kind::kFp8, .element = ElementType::kE4m3}},
+      {"fp8", {.kind = Kind::kFp8, .element = ElementType::kE4m3}},
+      {"fp8_e5m2", {.kind = Kind::kFp8, .element = ElementType::kE5m2}},
+      {"int8_per_token_head", {.kind = Kind::kInt8PerTokenHead}},
+      {"fp8_per_token_head", {.kind = Kind::kFp8PerTokenHead}},
+      {"kivi2",
+       {.kind = Kind::kKivi,
+        .k_bits = 2,
+        .v_bits = 2,
+        .group = kDefaultGroup,
+        .residual_tokens = kDefaultResidual}},
+      {"kivi4",
+       {.kind = Kind::kKivi,
+        .k_bits = 4,
+        .v_bits = 4,
+        .group = kDefaultGroup,
+        .residual_tokens = kDefaultResidual}},
+      {"k4v2",
+       {.kind = Kind::kKivi,
+        .k_bits = 4,
+        .v_bits = 2,
+        .group = kDefaultGroup,
+        .residual_tokens = kDefaultResidual}},
+  };
+  return names;
+}
+
+absl::Status CheckKivi(const Format& f) {
+  const auto refuse = [](const std::string& what) { return Error(Reason::kInvalidField, what); };
+  for (const auto& [field, bits] : {std::pair{"k_bits", f.k_bits}, std::pair{"v_bits", f.v_bits}}) {
+    if (bits != 2 && bits != 4 && bits != 8)
+      return refuse(fmt::format("kivi {} is {}; want 2, 4 or 8", field, bits));
+    if (f.group > 0 && f.group * bits % 8 != 0) {
+      return refuse(fmt::format("kivi group_size is {}; {} codes of {} bits must fill whole bytes",
+                                f.group, f.group, bits));
+    }
+  }
+  if (f.group < 1 || f.group > kernels::kMaxGroup) {
+    return refuse(fmt::format("kivi group_size is {}; want 1 to {}", f.group, kernels::kMaxGroup));
+  }
+  if (f.residual_tokens < 0 || f.residual_tokens > 4096 || f.residual_tokens % f.group != 0) {
+    return refuse(
+        fmt::format("kivi residual_tokens is {}; want 0 to 4096, a multiple of group_size {}",
+                    f.residual_tokens, f.group));
+  }
+  return absl::OkStatus();
+}
+
+Codec KiviCodec(const Format& format, CodecId id, int bits) {
+  return {.id = id,
+          .bits = static_cast<std::uint8_t>(bits),
+          .group = static_cast<std::uint16_t>(format.group)};
+}
+
+Codec PlainCodec(const Format& format, ElementType source) {
+  switch (format.kind) {
+    case Kind::kCast:
+      return {.id = CodecId::kRaw, .element = format.element};
+    case Kind::kFp8:
+      return {.id = CodecId::kFp8, .element = format.element};
+    case Kind::kInt8PerTokenHead:
+      return {.id = CodecId::kInt8PerTokenHead};
+    case Kind::kFp8PerTokenHead:
+      return {.id = CodecId::kFp8PerTokenHead};
+    default:
+      return {.id = CodecId::kRaw, .element = source};
+  }
+}
+
+}  // namespace
+
+absl::StatusOr<Format> ParseFormat(const std::string& kv_cache_dtype) {
+  if (kv_cache_dtype.empty()) return Format{};
+  std::vector<std::string> known;
+  for (const Named& named : Names()) {
+    if (kv_cache_dtype == named.name) return named.format;
+    known.emplace_back(named.name);
+  }
+  Format format{.kind = Kind::kKivi};
+  int end = 0;
+  if (std::sscanf(kv_cache_dtype.c_str(), "kivi(%d,%d,%d,%d)%n", &format.k_bits, &format.v_bits,
+                  &format.group, &format.residual_tokens, &end) == 4 &&
+      end == static_cast<int>(kv_cache_dtype.size())) {
+    KVT_RETURN_IF_ERROR(CheckKivi(format));
+    return format;
+  }
+  return Error(Reason::kUnknownFormat,
+               fmt::format("kv_cache_dtype is \"{:.64}\"; want one of {} or "
+                           "kivi(k_bits,v_bits,group_size,residual_tokens)",
+                           kv_cache_dtype, fmt::join(known, ", ")));
+}
+
+std::string FormatName(const Format& format) {
+  for (const Named& named : Names()) {
+    if (format == named.format) return named.name;
+  }
+  return fmt::format("kivi({},{},{},{})", format.k_bits, format.v_bits, format.group,
+                     format.residual_tokens);
+}
+
+TensorFormat KFormat(const Format& format, ElementType source) {
+  if (format.kind != Kind::kKivi) return {PlainCodec(format, source), {}};
+  const int block = format.residual_tokens > 0 ? format.residual_tokens : format.group;
+  return {KiviCodec(format, CodecId::kKiviChannel, format.k_bits), {.window = 0, .block = block}};
+}
+
+TensorFormat VFormat(const Format& format, ElementType source) {
+  if (format.kind != Kind::kKivi) return {PlainCodec(format, source), {}};
+  return {KiviCodec(format, CodecId::kKiviToken, format.v_bits),
+          {.window = format.residual_tokens, .block = 1}};
+}
+
+}  // namespace kvtier::cachestore

@@ -1,0 +1,229 @@
+#include "cachestore/model/model.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+#include <utility>
+
+#include "cachestore/base/errors.h"
+#include "cachestore/base/status_macros.h"
+
+namespace kvtier::cachestore {
+namespace {
+
+constexpr int kMaxPageTokens = 8192;
+constexpr const char* kSlidingWindow = "sliding_window";
+
+absl::StatusOr<std::vector<bool>> SkippedLayers(const ModelRequest& request) {
+  const int layers = static_cast<int>(request.spec.layers.size());
+  std::vector<bool> skipped(request.spec.layers.size(), false);
+  for (const std::string& item : request.policy.skip_layers) {
+    if (item == kSlidingWindow) {
+      for (int i = 0; i < layers; ++i) {
+        if (request.spec.layers[i].kind == LayerKind::kSlidingWindow) skipped[i] = true;
+      }
+      continue;
+    }
+    const bool digits = !item.empty() && item.size() <= 4 &&
+                        item.find_first_not_of("0123456789") == std::string::npos;
+    if (!digits || std::stoi(item) >= layers) {
+      return Error(
+          Reason::kInvalidField,
+          fmt::format(
+              "policy.kv_cache_dtype_skip_layers has \"{}\"; want layer indices 0 to {} or \"{}\"",
+              item, layers - 1, kSlidingWindow));
+    }
+    skipped[static_cast<std::size_t>(std::stoi(item))] = true;
+  }
+  return skipped;
+}
+
+absl::Status CheckTensor(const TensorModel& tensor, const std::string& field,
+                         const std::string& format) {
+  if (const int multiple = kernels::DimMultiple(tensor.layout.codec);
+      tensor.dim() % multiple != 0) {
+    return Error(Reason::kFormatRefused, fmt::format("{} is {}; {} needs a multiple of {}", field,
+                                                     tensor.dim(), format, multiple));
+  }
+  return absl::OkStatus();
+}
+
+// What page_tokens must be a multiple of.
+int PageMultiple(const std::vector<std::pair<TensorFormat, TensorFormat>>& formats) {
+  int multiple = 16;
+  for (const auto& [k, v] : formats) {
+    multiple = std::lcm(multiple, kernels::UnitTokens(k.codec));
+    multiple = std::lcm(multiple, kernels::UnitTokens(v.codec));
+  }
+  return multiple;
+}
+
+absl::StatusOr<int> ResolvePageTokens(int asked, int fallback, int multiple) {
+  if (asked == 0) return std::max(1, (fallback + multiple - 1) / multiple) * multiple;
+  if (asked < 0 || asked > kMaxPageTokens || asked % multiple != 0) {
+    return Error(Reason::kInvalidField,
+                 fmt::format("page_tokens is {}; want 0, or a multiple of {} up to {}", asked,
+                             multiple, kMaxPageTokens));
+  }
+  return asked;
+}
+
+absl::StatusOr<std::vector<float>> ResolveScales(const std::vector<float>& given, int heads,
+                                                 const std::string& field) {
+  if (given.empty()) return std::vector<float>(heads, 1.0f);
+  if (given.size() != 1 && given.size() != static_cast<std::size_t>(heads)) {
+    return Error(Reason::kInvalidField,
+                 fmt::format("{} has {} values; want 1 or {} (one per KV head)", field,
+                             given.size(), heads));
+  }
+  for (const float scale : given) {
+    if (!std::isnormal(scale) || scale < 0) {
+      return Error(Reason::kInvalidField,
+                   fmt::format("{} is {}; want a finite normal number above 0", field, scale));
+    }
+  }
+  return given.size() == 1 ? std::vector<float>(heads, given[0]) : given;
+}
+
+absl::Status ApplyScales(const ModelRequest& request, Model& model) {
+  std::vector<bool> seen(model.layers.size(), false);
+  for (const LayerScales& scales : request.scales) {
+    const auto field = fmt::format("scales of layer {}", scales.layer);
+    if (scales.layer < 0 || scales.layer >= static_cast<int>(model.layers.size()) ||
+        seen[scales.layer]) {
+      return Error(Reason::kInvalidField, fmt::format("{}: want each of layers 0 to {} once", field,
+                                                      model.layers.size() - 1));
+    }
+    seen[scales.layer] = true;
+    LayerModel& layer = model.layers[scales.layer];
+    if (layer.k.layout.codec.id != kernels::CodecId::kFp8) {
+      return Error(
+          Reason::kInvalidField,
+          fmt::format("{}: the layer is stored as {}, which takes no scale; leave them out", field,
+                      layer.format));
+    }
+    if (scales.k.empty() || (scales.v.empty() && layer.v.dim() > 0)) {
+      return Error(Reason::kInvalidField,
+                   fmt::format("{}: {}_scale is missing", field, scales.k.empty() ? "k" : "v"));
+    }
+    KVT_ASSIGN_OR_RETURN(layer.k.scales,
+                         ResolveScales(scales.k, layer.k.heads(), field + " k_scale"));
+    layer.k.per_head_scales = scales.k.size() > 1;
+    if (layer.v.dim() == 0) continue;
+    KVT_ASSIGN_OR_RETURN(layer.v.scales,
+                         ResolveScales(scales.v, layer.v.heads(), field + " v_scale"));
+    layer.v.per_head_scales = scales.v.size() > 1;
+  }
+  if (request.scales.empty()) return absl::OkStatus();
+  for (std::size_t i = 0; i < model.layers.size(); ++i) {
+    if (model.layers[i].k.layout.codec.id == kernels::CodecId::kFp8 && !seen[i]) {
+      return Error(
+          Reason::kInvalidField,
+          fmt::format(
+              "scales of layer {} are missing while other layers have some; give all or none", i));
+    }
+  }
+  return absl::OkStatus();
+}
+
+bool AllOne(const std::vector<float>& scales) {
+  return std::all_of(scales.begin(), scales.end(), [](float s) { return s == 1.0f; });
+}
+
+// Says where the scales come from, or warns in vLLM's words where E4M3 runs at 1.0.
+void DescribeScales(const ModelRequest& request, Model& model) {
+  bool e4m3_at_one = false;
+  for (LayerModel& layer : model.layers) {
+    if (layer.k.layout.codec.id != kernels::CodecId::kFp8) continue;
+    ++model.fp8_layers;
+    layer.unit_scale = AllOne(layer.k.scales) && AllOne(layer.v.scales);
+    model.unit_scale_layers += layer.unit_scale ? 1 : 0;
+    e4m3_at_one |= layer.unit_scale && layer.k.layout.codec.element == ElementType::kE4m3;
+  }
+  if (model.fp8_layers == 0) return;
+  const std::string source = request.scales_source.empty() ? "given" : request.scales_source;
+  if (model.unit_scale_layers < model.fp8_layers) {
+    model.scales_line = fmt::format("scales: {} {} of {} layers", source,
+                                    model.fp8_layers - model.unit_scale_layers, model.fp8_layers);
+  }
+  if (e4m3_at_one) {
+    model.scales_line =
+        "Using KV cache scaling factor 1.0 for fp8_e4m3. If this is unintended, verify that "
+        "k/v_scale scaling factors are "
+        "properly set in the checkpoint.";
+  }
+}
+
+void AddNotices(const Format& format, Model& model) {
+  if (format.kind != Format::Kind::kKivi || format.k_bits != 2) return;
+  model.notices.push_back(
+      "2-bit keys lose accuracy on models whose KV heads serve several query heads (GQA, MQA): "
+      "evaluate your model, or use "
+      "4-bit keys (kivi4, k4v2)");
+}
+
+TensorModel MakeTensor(const TensorFormat& format, int heads, int dim, const Model& model) {
+  TensorModel tensor;
+  tensor.layout = MakePartLayout(format.codec, heads, dim, model.page_tokens);
+  tensor.residual = format.residual;
+  tensor.source = model.request.spec.source;
+  if (format.codec.id == kernels::CodecId::kFp8) tensor.scales.assign(heads, 1.0f);
+  return tensor;
+}
+
+absl::Status CheckSource(ElementType source, const Format& format) {
+  if (!kernels::IsFp8(source)) return absl::OkStatus();
+  return Error(Reason::kFormatRefused,
+               fmt::format("spec.source_dtype is {}; want bfloat16, float16 or float32 for {}",
+                           kernels::ElementName(source), FormatName(format)));
+}
+
+}  // namespace
+
+absl::StatusOr<std::shared_ptr<const Model>> ResolveModel(ModelRequest request,
+                                                          int default_page_tokens) {
+  KVT_RETURN_IF_ERROR(CheckSpec(request.spec));
+  KVT_ASSIGN_OR_RETURN(const Format format, ParseFormat(request.policy.kv_cache_dtype));
+  KVT_RETURN_IF_ERROR(CheckSource(request.spec.source, format));
+  request.policy.kv_cache_dtype = FormatName(format);  // "fp8" and "fp8_e4m3" are one model
+  KVT_ASSIGN_OR_RETURN(const std::vector<bool> skipped, SkippedLayers(request));
+  std::vector<std::string>& skip_layers = request.policy.skip_layers;
+  std::sort(skip_layers.begin(), skip_layers.end());
+  skip_layers.erase(std::unique(skip_layers.begin(), skip_layers.end()), skip_layers.end());
+
+  std::vector<std::pair<TensorFormat, TensorFormat>> formats;
+  for (const bool skip : skipped) {
+    const Format& own = skip ? Format{} : format;
+    formats.emplace_back(KFormat(own, request.spec.source), VFormat(own, request.spec.source));
+  }
+
+  auto model = std::make_shared<Model>();
+  model->id = ModelIdOf(request);
+  model->request = std::move(request);
+  model->format = FormatName(format);
+  if (model->request.max_tokens > 0) model->max_tokens = model->request.max_tokens;
+  KVT_ASSIGN_OR_RETURN(
+      model->page_tokens,
+      ResolvePageTokens(model->request.page_tokens, default_page_tokens, PageMultiple(formats)));
+  for (std::size_t i = 0; i < formats.size(); ++i) {
+    LayerModel layer{.spec = model->request.spec.layers[i],
+                     .format = skipped[i] ? "auto" : model->format};
+    layer.k = MakeTensor(formats[i].first, layer.spec.kv_heads, layer.spec.k_head_dim, *model);
+    layer.v = MakeTensor(formats[i].second, layer.spec.kv_heads, layer.spec.v_head_dim, *model);
+    KVT_RETURN_IF_ERROR(
+        CheckTensor(layer.k, fmt::format("spec.layers[{}].k_head_dim", i), layer.format));
+    KVT_RETURN_IF_ERROR(
+        CheckTensor(layer.v, fmt::format("spec.layers[{}].v_head_dim", i), layer.format));
+    model->source_bytes_per_token +=
+        (layer.k.source_row_bytes() + layer.v.source_row_bytes()) * layer.spec.kv_heads;
+    model->layers.push_back(std::move(layer));
+  }
+  KVT_RETURN_IF_ERROR(ApplyScales(model->request, *model));
+  DescribeScales(model->request, *model);
+  AddNotices(format, *model);
+  return std::shared_ptr<const Model>(std::move(model));
+}
+
+}  // namespace kvtier::cachestore

@@ -1,0 +1,72 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "kernels/element.h"
+
+namespace kvtier::cachestore {
+
+using kernels::ElementType;
+
+enum class LayerKind { kFull, kSlidingWindow, kMla };
+enum class RopeState { kAfter, kBefore };
+
+// The shape of one layer's K and V. Layers of a model may differ.
+struct LayerSpec {
+  LayerKind kind = LayerKind::kFull;
+  int window = 0;  // tokens; sliding-window layers only
+  int kv_heads = 0;
+  int k_head_dim = 0;
+  int v_head_dim = 0;  // 0 for MLA only
+};
+
+struct ModelSpec {
+  std::string name;
+  std::string revision;
+  ElementType source = ElementType::kBf16;
+  RopeState k_rope = RopeState::kAfter;
+  int hash_block_tokens = 16;
+  std::vector<LayerSpec> layers;
+};
+
+// How a model's layers are stored: a format, and the layers that keep the source dtype instead.
+struct FormatPolicy {
+  std::string kv_cache_dtype = "auto";
+  std::vector<std::string> skip_layers;  // indices and/or "sliding_window"
+};
+
+// Scales of one layer: empty, one for all heads, or one a head.
+struct LayerScales {
+  int layer = 0;
+  std::vector<float> k;
+  std::vector<float> v;
+};
+
+// What a client asks for. The model id is the fingerprint of all of it but `scales_source` and
+// `max_tokens`.
+struct ModelRequest {
+  ModelSpec spec;
+  FormatPolicy policy;
+  int page_tokens = 0;  // 0: the server's default, rounded up to what the formats need
+  std::vector<LayerScales> scales;
+  std::string scales_source;
+  std::int64_t max_tokens = 0;  // 0: kDefaultMaxTokens
+};
+
+inline constexpr std::int64_t kDefaultMaxTokens = 32768;
+
+// Everything that can be said of a request before its format is known: names, counts, shapes.
+// INVALID_ARGUMENT.
+absl::Status CheckSpec(const ModelSpec& spec);
+
+// 32 hexadecimal digits, the same in every process and version for the same request.
+std::string ModelIdOf(const ModelRequest& request);
+
+// The path of the first field in which two requests differ, "policy.kv_cache_dtype" say; empty
+// where they are one model.
+std::string FirstDifference(const ModelRequest& a, const ModelRequest& b);
+
+}  // namespace kvtier::cachestore

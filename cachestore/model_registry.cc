@@ -1,0 +1,61 @@
+#include "cachestore/model_registry.h"
+
+#include <fmt/format.h>
+
+#include <utility>
+
+#include "cachestore/base/errors.h"
+
+namespace kvtier::cachestore {
+
+ModelTotals& ModelTotals::operator+=(const ModelTotals& other) {
+  open_sequences += other.open_sequences;
+  sealed_sequences += other.sealed_sequences;
+  tokens_held += other.tokens_held;
+  held += other.held;
+  appended_tokens += other.appended_tokens;
+  appended_bytes += other.appended_bytes;
+  read_tokens += other.read_tokens;
+  read_bytes += other.read_bytes;
+  saturated_values += other.saturated_values;
+  return *this;
+}
+
+void ModelEntry::Add(const ModelTotals& delta) {
+  absl::MutexLock lock(&mutex_);
+  totals_ += delta;
+}
+
+ModelTotals ModelEntry::totals() const {
+  absl::MutexLock lock(&mutex_);
+  return totals_;
+}
+
+absl::StatusOr<std::shared_ptr<ModelEntry>> ModelRegistry::Add(std::shared_ptr<const Model> model) {
+  absl::MutexLock lock(&mutex_);
+  if (const auto found = entries_.find(model->id); found != entries_.end()) return found->second;
+  if (static_cast<int>(entries_.size()) >= max_models_) {
+    return Error(Reason::kTooManyModels,
+                 fmt::format("{} models are registered; the limit (max_models) is {}",
+                             entries_.size(), max_models_));
+  }
+  const std::string id = model->id;
+  return entries_.emplace(id, std::make_shared<ModelEntry>(std::move(model))).first->second;
+}
+
+absl::StatusOr<std::shared_ptr<ModelEntry>> ModelRegistry::Find(const std::string& id) const {
+  absl::MutexLock lock(&mutex_);
+  if (const auto found = entries_.find(id); found != entries_.end()) return found->second;
+  return Error(
+      Reason::kUnknownModel,
+      fmt::format("model_id \"{:.64}\" is not registered here; call RegisterModel first", id));
+}
+
+std::vector<std::shared_ptr<ModelEntry>> ModelRegistry::All() const {
+  absl::MutexLock lock(&mutex_);
+  std::vector<std::shared_ptr<ModelEntry>> all;
+  for (const auto& [id, entry] : entries_) all.push_back(entry);
+  return all;
+}
+
+}  // namespace kvtier::cachestore

@@ -1,0 +1,67 @@
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/status/statusor.h"
+#include "absl/synchronization/mutex.h"
+#include "cachestore/model/memory_parts.h"
+#include "cachestore/model/model.h"
+
+namespace kvtier::cachestore {
+
+// What all sequences of one model hold now, and what went through them since the start.
+struct ModelTotals {
+  std::int64_t open_sequences = 0;
+  std::int64_t sealed_sequences = 0;
+  std::int64_t tokens_held = 0;  // committed
+  MemoryHeld held;
+  std::int64_t appended_tokens = 0;  // committed since the start
+  std::int64_t appended_bytes = 0;   // source bytes received since the start
+  std::int64_t read_tokens = 0;
+  std::int64_t read_bytes = 0;
+  std::int64_t saturated_values = 0;
+
+  std::int64_t sequences() const { return open_sequences + sealed_sequences; }
+  ModelTotals& operator+=(const ModelTotals& other);
+};
+
+// A registered model and its totals. Thread-safe.
+class ModelEntry {
+ public:
+  explicit ModelEntry(std::shared_ptr<const Model> model) : model_(std::move(model)) {}
+
+  const Model& model() const { return *model_; }
+  void Add(const ModelTotals& delta) ABSL_LOCKS_EXCLUDED(mutex_);
+  ModelTotals totals() const ABSL_LOCKS_EXCLUDED(mutex_);
+
+ private:
+  const std::shared_ptr<const Model> model_;
+  mutable absl::Mutex mutex_;
+  ModelTotals totals_ ABSL_GUARDED_BY(mutex_);
+};
+
+// The models that this process knows, by id. Entries are never dropped, so at most `max_models`.
+// Thread-safe.
+class ModelRegistry {
+ public:
+  explicit ModelRegistry(int max_models) : max_models_(max_models) {}
+
+  // Adds a model, or gives the entry that is there for its id. RESOURCE_EXHAUSTED past max_models.
+  absl::StatusOr<std::shared_ptr<ModelEntry>> Add(std::shared_ptr<const Model> model)
+      ABSL_LOCKS_EXCLUDED(mutex_);
+  absl::StatusOr<std::shared_ptr<ModelEntry>> Find(const std::string& id) const
+      ABSL_LOCKS_EXCLUDED(mutex_);
+  std::vector<std::shared_ptr<ModelEntry>> All() const ABSL_LOCKS_EXCLUDED(mutex_);
+
+ private:
+  const int max_models_;
+  mutable absl::Mutex mutex_;
+  std::map<std::string, std::shared_ptr<ModelEntry>> entries_ ABSL_GUARDED_BY(mutex_);
+};
+
+}  // namespace kvtier::cachestore

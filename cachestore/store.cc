@@ -1,0 +1,214 @@
+#include "cachestore/store.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "cachestore/base/errors.h"
+#include "cachestore/base/status_macros.h"
+#include "cachestore/model/plan.h"
+
+namespace kvtier::cachestore {
+namespace {
+
+// Resolves "0: all that follow", of each layer, and checks that the shard lies inside every layer.
+absl::StatusOr<Shard> ResolveShard(Shard shard, const Model& model) {
+  const int layers = static_cast<int>(model.layers.size());
+  if (shard.num_layers == 0) shard.num_layers = layers - shard.first_layer;
+  if (shard.first_layer < 0 || shard.num_layers < 1 ||
+      shard.num_layers > layers - shard.first_layer) {
+    return Error(Reason::kInvalidField,
+                 fmt::format("first_layer {} and num_layers {} are outside the model's {} layers",
+                             shard.first_layer, shard.num_layers, layers));
+  }
+  const bool to_the_last = shard.num_heads == 0;
+  for (int layer = shard.first_layer; layer < shard.end_layer(); ++layer) {
+    const int heads = model.layers[static_cast<std::size_t>(layer)].spec.kv_heads;
+    if (to_the_last) shard.num_heads = std::max(shard.num_heads, heads - shard.first_head);
+    if (shard.first_head < 0 || shard.first_head >= heads || shard.num_heads < 1 ||
+        (!to_the_last && shard.num_heads > heads - shard.first_head)) {
+      return Error(
+          Reason::kInvalidField,
+          fmt::format("first_head {} and num_heads {} are outside the {} KV heads of layer {}",
+                      shard.first_head, shard.num_heads, heads, layer));
+    }
+  }
+  return shard;
+}
+
+absl::Status NotHeld(const SequenceKey& key) {
+  return Error(
+      Reason::kUnknownSequence,
+      fmt::format("sequence \"{}\" is not held in namespace \"{}\"", key.id, key.name_space));
+}
+
+}  // namespace
+
+Writer::~Writer() {
+  if (sequence_->Leave(claim_)) store_.Forget(sequence_);
+}
+
+absl::StatusOr<AppendResult> Writer::Append(const Chunk& chunk) {
+  return sequence_->Append(*claim_, chunk, store_.clock_.Now());
+}
+
+absl::StatusOr<std::unique_ptr<Store>> Store::Create(const StoreOptions& options, Device& device,
+                                                     const Clock& clock) {
+  KVT_ASSIGN_OR_RETURN(std::byte* const slab, device.Reserve(options.memory));
+  return std::unique_ptr<Store>(new Store(options, slab, device, clock));
+}
+
+Store::Store(const StoreOptions& options, std::byte* slab, Device& device, const Clock& clock)
+    : options_(options),
+      device_(device),
+      clock_(clock),
+      arena_(slab, options.memory),
+      models_(options.max_models) {}
+
+absl::StatusOr<std::shared_ptr<ModelEntry>> Store::RegisterModel(ModelRequest request) {
+  KVT_ASSIGN_OR_RETURN(std::shared_ptr<const Model> model,
+                       ResolveModel(std::move(request), options_.page_tokens));
+  if (const std::int64_t least = OnePageOfEveryLayer(*model); least > budget()) {
+    return Error(Reason::kBudget,
+                 fmt::format("memory is {} bytes; one page of every layer of \"{}\" as {} takes {}",
+                             budget(), model->request.spec.name, model->format, least));
+  }
+  return models_.Add(std::move(model));
+}
+
+absl::StatusOr<std::unique_ptr<Writer>> Store::OpenWriter(WriterRequest request) {
+  KVT_ASSIGN_OR_RETURN(const std::shared_ptr<ModelEntry> model, models_.Find(request.model_id));
+  KVT_ASSIGN_OR_RETURN(const Shard shard, ResolveShard(request.shard, model->model()));
+  auto claim = std::make_shared<WriterClaim>();
+  claim->shard = shard;
+  claim->epoch = request.epoch;
+  claim->on_end = std::move(request.on_end);
+  // A sequence may go between being found and being claimed: then its name is free, and the next
+  // round opens it anew.
+  for (int round = 0;; ++round) {
+    KVT_ASSIGN_OR_RETURN(std::shared_ptr<Sequence> sequence, FindOrOpen(request.key, model));
+    KVT_RETURN_IF_ERROR(CheckModel(*sequence, request.model_id));
+    absl::StatusOr<AppendResult> standing = sequence->Claim(claim, clock_.Now());
+    if (standing.ok())
+      return std::make_unique<Writer>(*this, std::move(sequence), std::move(claim), *standing);
+    if (ReasonOf(standing.status()) != ReasonName(Reason::kSequenceGone) || round == 2)
+      return standing.status();
+    Forget(sequence);
+  }
+}
+
+absl::Status Store::Seal(const SequenceKey& key, std::int64_t tokens) {
+  KVT_ASSIGN_OR_RETURN(const std::shared_ptr<Sequence> sequence, Find(key));
+  return sequence->Seal(tokens);
+}
+
+absl::Status Store::Abort(const SequenceKey& key) {
+  KVT_ASSIGN_OR_RETURN(const std::shared_ptr<Sequence> sequence, Find(key));
+  KVT_RETURN_IF_ERROR(sequence->DropOpen(
+      Error(Reason::kSequenceGone, fmt::format("sequence \"{}\" was aborted", key.id))));
+  Forget(sequence);
+  return absl::OkStatus();
+}
+
+absl::Status Store::Remove(const SequenceKey& key) {
+  KVT_ASSIGN_OR_RETURN(const std::shared_ptr<Sequence> sequence, Find(key));
+  Forget(sequence);
+  const bool held = sequence->Drop(
+      Error(Reason::kSequenceGone, fmt::format("sequence \"{}\" was removed", key.id)));
+  return held ? absl::OkStatus() : NotHeld(key);
+}
+
+absl::StatusOr<SequenceReader> Store::OpenReader(const SequenceKey& key,
+                                                 const std::string& model_id, ReadRange range,
+                                                 const ReadFormat& format) {
+  KVT_ASSIGN_OR_RETURN(const std::shared_ptr<Sequence> sequence, Find(key));
+  if (!model_id.empty()) {
+    KVT_RETURN_IF_ERROR(CheckModel(*sequence, model_id));
+  }
+  KVT_ASSIGN_OR_RETURN(range.shard, ResolveShard(range.shard, sequence->model().model()));
+  KVT_ASSIGN_OR_RETURN(SequencePins pins, sequence->Pin(range));
+  return SequenceReader::Make(std::move(pins), format, device_);
+}
+
+absl::StatusOr<SequenceDescription> Store::Describe(const SequenceKey& key) const {
+  KVT_ASSIGN_OR_RETURN(const std::shared_ptr<Sequence> sequence, Find(key));
+  SequenceDescription description = sequence->Describe(true);
+  if (description.state == SequenceState::kGone) return NotHeld(key);
+  return description;
+}
+
+std::vector<SequenceDescription> Store::List(const SequenceKey& after, int limit) const {
+  std::vector<std::shared_ptr<Sequence>> found;
+  {
+    absl::MutexLock lock(&mutex_);
+    for (auto it = sequences_.upper_bound(after);
+         it != sequences_.end() && static_cast<int>(found.size()) < limit; ++it) {
+      if (it->first.name_space != after.name_space) break;
+      found.push_back(it->second);
+    }
+  }
+  std::vector<SequenceDescription> descriptions;
+  for (const std::shared_ptr<Sequence>& sequence : found)
+    descriptions.push_back(sequence->Describe(false));
+  return descriptions;
+}
+
+int Store::ReclaimAbandoned() {
+  std::vector<std::shared_ptr<Sequence>> all;
+  {
+    absl::MutexLock lock(&mutex_);
+    for (const auto& [key, sequence] : sequences_) all.push_back(sequence);
+  }
+  const absl::Time before = clock_.Now() - options_.open_sequence_deadline;
+  int reclaimed = 0;
+  for (const std::shared_ptr<Sequence>& sequence : all) {
+    const absl::Status why =
+        Error(Reason::kSequenceGone,
+              fmt::format("sequence \"{}\" had no message for {}", sequence->key().id,
+                          absl::FormatDuration(options_.open_sequence_deadline)));
+    if (!sequence->DropIdle(before, why)) continue;
+    Forget(sequence);
+    ++reclaimed;
+  }
+  return reclaimed;
+}
+
+absl::StatusOr<std::shared_ptr<Sequence>> Store::Find(const SequenceKey& key) const {
+  absl::MutexLock lock(&mutex_);
+  const auto found = sequences_.find(key);
+  if (found == sequences_.end()) return NotHeld(key);
+  return found->second;
+}
+
+absl::StatusOr<std::shared_ptr<Sequence>> Store::FindOrOpen(
+    const SequenceKey& key, const std::shared_ptr<ModelEntry>& model) {
+  absl::MutexLock lock(&mutex_);
+  if (const auto found = sequences_.find(key); found != sequences_.end()) return found->second;
+  if (static_cast<std::int64_t>(sequences_.size()) >= options_.max_sequences) {
+    return Error(Reason::kTooManySequences,
+                 fmt::format("{} sequences are held; the limit (max_sequences) is {}",
+                             sequences_.size(), options_.max_sequences));
+  }
+  auto sequence = std::make_shared<Sequence>(key, model, arena_, device_, clock_.Now());
+  sequences_.emplace(key, sequence);
+  return sequence;
+}
+
+absl::Status Store::CheckModel(const Sequence& sequence, const std::string& model_id) const {
+  const Model& own = sequence.model().model();
+  if (own.id == model_id) return absl::OkStatus();
+  KVT_ASSIGN_OR_RETURN(const std::shared_ptr<ModelEntry> asked, models_.Find(model_id));
+  return Error(
+      Reason::kModelMismatch,
+      fmt::format("model_id is \"{}\"; sequence \"{}\" is of \"{}\": they differ in {}", model_id,
+                  sequence.key().id, own.id, FirstDifference(own.request, asked->model().request)));
+}
+
+void Store::Forget(const std::shared_ptr<Sequence>& sequence) {
+  absl::MutexLock lock(&mutex_);
+  const auto found = sequences_.find(sequence->key());
+  if (found != sequences_.end() && found->second == sequence) sequences_.erase(found);
+}
+
+}  // namespace kvtier::cachestore

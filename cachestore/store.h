@@ -1,0 +1,142 @@
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/status/statusor.h"
+#include "absl/synchronization/mutex.h"
+#include "cachestore/arena.h"
+#include "cachestore/base/clock.h"
+#include "cachestore/device/device.h"
+#include "cachestore/model_registry.h"
+#include "cachestore/sequence.h"
+#include "cachestore/sequence_reader.h"
+
+namespace kvtier::cachestore {
+
+struct StoreOptions {
+  std::int64_t memory = 0;  // the budget, in bytes
+  int page_tokens = 128;    // for models that don't ask
+  int max_models = 1024;
+  std::int64_t max_sequences = 100'000;
+  absl::Duration open_sequence_deadline =
+      absl::Minutes(5);  // without a message, an open sequence is given up
+};
+
+// What an append stream says first.
+struct WriterRequest {
+  SequenceKey key;
+  std::string model_id;
+  Shard shard;  // num_layers, num_heads 0: all that follow
+  std::uint64_t epoch = 0;
+  // The stream is over: a higher epoch took over, the sequence went, or it was sealed (OK). Called
+  // at most once, from any thread, outside locks.
+  std::function<void(const absl::Status&)> on_end;
+};
+
+class Store;
+
+// One append stream's end in the store. Not thread-safe; must not outlive the store. Leaving does
+// not touch the sequence, except that one that never received anything goes with its last writer.
+class Writer {
+ public:
+  Writer(Store& store, std::shared_ptr<Sequence> sequence, std::shared_ptr<WriterClaim> claim,
+         AppendResult standing)
+      : store_(store),
+        sequence_(std::move(sequence)),
+        claim_(std::move(claim)),
+        standing_(standing) {}
+  Writer(const Writer&) = delete;
+  Writer& operator=(const Writer&) = delete;
+  ~Writer();
+
+  const Model& model() const { return sequence_->model().model(); }
+  const Shard& shard() const { return claim_->shard; }
+  // Where the shard stood when the stream was opened: the first token to send.
+  const AppendResult& standing() const { return standing_; }
+
+  absl::StatusOr<AppendResult> Append(const Chunk& chunk);
+
+ private:
+  Store& store_;
+  const std::shared_ptr<Sequence> sequence_;
+  const std::shared_ptr<WriterClaim> claim_;
+  const AppendResult standing_;
+};
+
+// The façade: models and sequences over one budget of one device. Thread-safe. Device and clock
+// must outlive it, and it everything it hands out.
+class Store {
+ public:
+  // Reserves the budget. RESOURCE_EXHAUSTED when the device has not so much.
+  static absl::StatusOr<std::unique_ptr<Store>> Create(const StoreOptions& options, Device& device,
+                                                       const Clock& clock);
+
+  // Idempotent. RESOURCE_EXHAUSTED when the budget holds not one page of every layer.
+  absl::StatusOr<std::shared_ptr<ModelEntry>> RegisterModel(ModelRequest request);
+  absl::StatusOr<std::shared_ptr<ModelEntry>> FindModel(const std::string& id) const {
+    return models_.Find(id);
+  }
+  std::vector<std::shared_ptr<ModelEntry>> Models() const { return models_.All(); }
+
+  // A sequence that isn't held is opened. NOT_FOUND for the model; FAILED_PRECONDITION for a sealed
+  // sequence or one of another model; ALREADY_EXISTS, ABORTED as Sequence::Claim.
+  absl::StatusOr<std::unique_ptr<Writer>> OpenWriter(WriterRequest request)
+      ABSL_LOCKS_EXCLUDED(mutex_);
+
+  absl::Status Seal(const SequenceKey& key, std::int64_t tokens);
+  absl::Status Abort(const SequenceKey& key);
+  absl::Status Remove(const SequenceKey& key);
+
+  // `model_id` may be empty; another than the sequence's is FAILED_PRECONDITION.
+  absl::StatusOr<SequenceReader> OpenReader(const SequenceKey& key, const std::string& model_id,
+                                            ReadRange range, const ReadFormat& format)
+      ABSL_LOCKS_EXCLUDED(mutex_);
+
+  absl::StatusOr<SequenceDescription> Describe(const SequenceKey& key) const
+      ABSL_LOCKS_EXCLUDED(mutex_);
+  // At most `limit` sequences of a namespace whose id comes after `after`, in order.
+  std::vector<SequenceDescription> List(const SequenceKey& after, int limit) const
+      ABSL_LOCKS_EXCLUDED(mutex_);
+
+  // Gives up open sequences that had no message for open_sequence_deadline. How many.
+  int ReclaimAbandoned() ABSL_LOCKS_EXCLUDED(mutex_);
+
+  MemoryParts memory() const { return arena_.Snapshot(); }
+  std::int64_t budget() const { return arena_.budget(); }
+  const StoreOptions& options() const { return options_; }
+
+ private:
+  friend class Writer;
+
+  Store(const StoreOptions& options, std::byte* slab, Device& device, const Clock& clock);
+
+  absl::StatusOr<std::shared_ptr<Sequence>> Find(const SequenceKey& key) const
+      ABSL_LOCKS_EXCLUDED(mutex_);
+  absl::StatusOr<std::shared_ptr<Sequence>> FindOrOpen(const SequenceKey& key,
+                                                       const std::shared_ptr<ModelEntry>& model)
+      ABSL_LOCKS_EXCLUDED(mutex_);
+  absl::Status CheckModel(const Sequence& sequence, const std::string& model_id) const;
+  // Forgets the name, if it still means this sequence.
+  void Forget(const std::shared_ptr<Sequence>& sequence) ABSL_LOCKS_EXCLUDED(mutex_);
+
+  // Constant after construction.
+  const StoreOptions options_;
+  Device& device_;
+  const Clock& clock_;
+
+  // Have their own locks.
+  Arena arena_;
+  ModelRegistry models_;
+
+  mutable absl::Mutex mutex_;
+  std::map<SequenceKey, std::shared_ptr<Sequence>> sequences_ ABSL_GUARDED_BY(mutex_);
+};
+
+}  // namespace kvtier::cachestore

@@ -1,0 +1,63 @@
+#include "cachestore/value_check.h"
+
+#include <fmt/format.h>
+
+#include <cmath>
+#include <limits>
+
+#include "cachestore/base/errors.h"
+#include "kernels/host_codec.h"
+
+namespace kvtier::cachestore {
+namespace {
+
+using kernels::CodecId;
+
+// The largest magnitude that the tensor's format takes.
+float LimitOf(const TensorModel& tensor, bool saturate_non_finite) {
+  const CodecId id = tensor.layout.codec.id;
+  if (id == CodecId::kKiviChannel || id == CodecId::kKiviToken) return kernels::kKiviLimit;
+  if (id == CodecId::kFp8 && saturate_non_finite) return std::numeric_limits<float>::quiet_NaN();
+  return std::numeric_limits<float>::max();
+}
+
+float ValueAt(const kernels::ConstRows& rows, int channel) {
+  const std::byte* at = rows.data + std::int64_t{channel} * kernels::ElementBytes(rows.type);
+  return kernels::VisitElement(rows.type, [&](auto element) {
+    return kernels::ToFloat(*reinterpret_cast<const decltype(element)*>(at));
+  });
+}
+
+absl::Status Refuse(const TensorModel& tensor, const ValueRange& range, std::int64_t token,
+                    int channel, float value) {
+  const bool finite = std::isfinite(value);
+  const std::string place = fmt::format("{} of layer {}, head {}, token {}, channel {} is {}",
+                                        range.side == Side::kK ? "k" : "v", range.layer, range.head,
+                                        token, channel, value);
+  if (!finite) return Error(Reason::kNonFiniteValue, place + "; want a finite number");
+  return Error(Reason::kValueOutOfRange,
+               fmt::format("{}; {}-bit kivi takes magnitudes up to {}", place,
+                           int{tensor.layout.codec.bits}, kernels::kKiviLimit));
+}
+
+}  // namespace
+
+absl::Status CheckValues(const TensorModel& tensor, const SourceTensor& source,
+                         const ValueRange& range, bool saturate_non_finite) {
+  const float limit = LimitOf(tensor, saturate_non_finite);
+  if (std::isnan(limit)) return absl::OkStatus();
+  const kernels::ConstRows rows = source.RowsOf(range.shard_head, range.begin - range.first_token);
+  const auto fits = [limit](float magnitude) { return magnitude <= limit; };  // false for NaN
+  if (fits(kernels::LargestMagnitude(rows, tensor.dim(), range.end - range.begin)))
+    return absl::OkStatus();
+  for (std::int64_t token = range.begin; token < range.end; ++token) {
+    const kernels::ConstRows row = source.RowsOf(range.shard_head, token - range.first_token);
+    for (int channel = 0; channel < tensor.dim(); ++channel) {
+      const float value = ValueAt(row, channel);
+      if (!fits(std::fabs(value))) return Refuse(tensor, range, token, channel, value);
+    }
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace kvtier::cachestore

@@ -1,0 +1,30 @@
+#pragma once
+
+#include <cstdint>
+
+#include "absl/status/status.h"
+#include "cachestore/chunk.h"
+#include "cachestore/model/model.h"
+#include "cachestore/part.h"
+
+namespace kvtier::cachestore {
+
+// What of a source tensor to check: tokens [begin, end) of one shard head, as positions in the
+// sequence.
+struct ValueRange {
+  int layer = 0;
+  Side side = Side::kK;
+  int head = 0;                  // of the model
+  int shard_head = 0;            // of the source
+  std::int64_t first_token = 0;  // the chunk's
+  std::int64_t begin = 0;
+  std::int64_t end = 0;
+};
+
+// Refuses what the tensor's format can't store: NaN and Inf (unless they are to saturate, in FP8
+// with a scale known beforehand), and for KIVI magnitudes past kKiviLimit. The message names layer,
+// head, token and channel.
+absl::Status CheckValues(const TensorModel& tensor, const SourceTensor& source,
+                         const ValueRange& range, bool saturate_non_finite);
+
+}  // namespace kvtier::cachestore

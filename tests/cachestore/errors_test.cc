@@ -1,0 +1,68 @@
+#include "cachestore/base/errors.h"
+
+#include <gtest/gtest.h>
+
+#include <set>
+#include <string>
+
+namespace kvtier::cachestore {
+namespace {
+
+// Every reason has a row of its own, in the order of the enum: the table is indexed by it.
+TEST(Errors, EveryReasonHasItsNameAndCode) {
+  struct Want {
+    Reason reason;
+    const char* name;
+    absl::StatusCode code;
+  };
+  constexpr Want kWant[] = {
+      {Reason::kInvalidField, "INVALID_FIELD", absl::StatusCode::kInvalidArgument},
+      {Reason::kUnknownFormat, "UNKNOWN_FORMAT", absl::StatusCode::kInvalidArgument},
+      {Reason::kFormatRefused, "FORMAT_REFUSED", absl::StatusCode::kInvalidArgument},
+      {Reason::kNonFiniteValue, "NON_FINITE_VALUE", absl::StatusCode::kInvalidArgument},
+      {Reason::kValueOutOfRange, "VALUE_OUT_OF_RANGE", absl::StatusCode::kInvalidArgument},
+      {Reason::kTokenGap, "TOKEN_GAP", absl::StatusCode::kOutOfRange},
+      {Reason::kPastCommitted, "PAST_COMMITTED", absl::StatusCode::kOutOfRange},
+      {Reason::kSealed, "SEALED", absl::StatusCode::kFailedPrecondition},
+      {Reason::kNotOpen, "NOT_OPEN", absl::StatusCode::kFailedPrecondition},
+      {Reason::kIncomplete, "INCOMPLETE", absl::StatusCode::kFailedPrecondition},
+      {Reason::kModelMismatch, "MODEL_MISMATCH", absl::StatusCode::kFailedPrecondition},
+      {Reason::kWriterExists, "WRITER_EXISTS", absl::StatusCode::kAlreadyExists},
+      {Reason::kOldEpoch, "OLD_EPOCH", absl::StatusCode::kAborted},
+      {Reason::kSequenceGone, "SEQUENCE_GONE", absl::StatusCode::kAborted},
+      {Reason::kUnknownModel, "UNKNOWN_MODEL", absl::StatusCode::kNotFound},
+      {Reason::kUnknownSequence, "UNKNOWN_SEQUENCE", absl::StatusCode::kNotFound},
+      {Reason::kBudget, "BUDGET", absl::StatusCode::kResourceExhausted},
+      {Reason::kTooManySequences, "TOO_MANY_SEQUENCES", absl::StatusCode::kResourceExhausted},
+      {Reason::kTooManyModels, "TOO_MANY_MODELS", absl::StatusCode::kResourceExhausted},
+      {Reason::kMessageTooLarge, "MESSAGE_TOO_LARGE", absl::StatusCode::kResourceExhausted},
+      {Reason::kOverloaded, "OVERLOADED", absl::StatusCode::kResourceExhausted},
+      {Reason::kDraining, "DRAINING", absl::StatusCode::kUnavailable},
+      {Reason::kChecksum, "CHECKSUM", absl::StatusCode::kDataLoss},
+  };
+  int count = 0;
+  for (const Want& want : kWant) {
+    const absl::Status error = Error(want.reason, "a message");
+    EXPECT_EQ(error.code(), want.code) << want.name;
+    EXPECT_EQ(ReasonOf(error), want.name);
+    EXPECT_STREQ(ReasonName(want.reason), want.name);
+    EXPECT_STREQ(ReasonNameAt(count++), want.name);
+  }
+  EXPECT_EQ(ReasonNameAt(count), nullptr);
+}
+
+TEST(Errors, ContextGoesBeforeTheMessageAndKeepsTheReason) {
+  const absl::Status error = WithContext(Error(Reason::kBudget, "is full"), "sequence 3: ");
+  EXPECT_EQ(error.code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_EQ(std::string(error.message()), "sequence 3: is full");
+  EXPECT_EQ(ReasonOf(error), "BUDGET");
+}
+
+TEST(Errors, OtherStatusesHaveNoReason) {
+  EXPECT_EQ(ReasonOf(absl::OkStatus()), "");
+  EXPECT_EQ(ReasonOf(absl::UnavailableError("gone")), "");
+  EXPECT_EQ(ReasonOf(WithContext(absl::UnavailableError("gone"), "it is ")), "");
+}
+
+}  // namespace
+}  // namespace kvtier::cachestore
