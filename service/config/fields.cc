@@ -1,0 +1,110 @@
+#include "service/config/fields.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <numeric>
+#include <utility>
+
+#include "absl/strings/ascii.h"
+#include "absl/strings/str_replace.h"
+
+namespace kvtier::service {
+namespace {
+
+constexpr std::int64_t kKiB = std::int64_t{1} << 10;
+constexpr std::int64_t kMiB = std::int64_t{1} << 20;
+constexpr std::int64_t kTiB = std::int64_t{1} << 40;
+
+std::vector<Field> MakeFields() {
+  return {
+      {"listen", "HOST:PORT", Address(&Config::listen), "Where gRPC is served."},
+      {"health_listen", "HOST:PORT", Address(&Config::health_listen),
+       "Where gRPC health alone is served, for probes."},
+      {"metrics_listen", "HOST:PORT", HttpAddressOrOff(&Config::metrics_listen),
+       "Where /metrics is served over HTTP. Empty turns it off."},
+      {"device", "DEVICE", OneOf(&Config::device, {"host"}), "Where pages live."},
+      {"memory", "SIZE", Size(&Config::memory, {.min = 64 * kKiB, .max = 64 * kTiB}),
+       "The budget of pages, residuals and staging, reserved at start."},
+      {"page_tokens", "N",
+       Integer(&Config::page_tokens, {.min = 16, .max = 8192, .multiple_of = 16}),
+       "Tokens a page, for models that do not ask."},
+      {"max_models", "N", Integer(&Config::max_models, {.min = 1, .max = 65536}),
+       "Registered models that are kept."},
+      {"max_sequences", "N", Integer(&Config::max_sequences, {.min = 1, .max = 10'000'000}),
+       "Sequences that are held at once."},
+      {"open_sequence_deadline", "DURATION",
+       Duration(&Config::open_sequence_deadline, {.min = absl::Seconds(1), .max = absl::Hours(24)}),
+       "An open sequence without a message for so long is given up."},
+      {"max_message_bytes", "SIZE",
+       Size(&Config::max_message_bytes, {.min = 64 * kKiB, .max = 16 * kMiB}),
+       "The largest message that is taken."},
+      {"read_chunk_bytes", "SIZE",
+       Size(&Config::read_chunk_bytes, {.min = 64 * kKiB, .max = 2 * kMiB}),
+       "About how large the messages of a read are, where the reader asks for no block."},
+      {"workers", "N", Integer(&Config::workers, {.min = 0, .max = 1024}),
+       "Threads that encode and decode. 0: as many as there are cores."},
+      {"drain_deadline", "DURATION",
+       Duration(&Config::drain_deadline, {.min = absl::ZeroDuration(), .max = absl::Hours(1)}),
+       "How long running calls may take to end once the server drains."},
+      {"ready_file", "PATH", PathOrNone(&Config::ready_file),
+       "Gets a JSON object of the real addresses once all are served."},
+      {"log_level", "LEVEL",
+       OneOf(&Config::log_level, Words<LogLevel>{{"debug", LogLevel::kDebug},
+                                                 {"info", LogLevel::kInfo},
+                                                 {"warning", LogLevel::kWarning},
+                                                 {"error", LogLevel::kError}}),
+       "The least that is logged, to standard error."},
+      {"log_format", "FORMAT",
+       OneOf(&Config::log_format,
+             Words<LogFormat>{{"text", LogFormat::kText}, {"json", LogFormat::kJson}}),
+       "Lines for people, or a JSON object a line."},
+  };
+}
+
+// Levenshtein's distance: letters to put in, take out or change.
+std::size_t Keystrokes(const std::string& from, const std::string& to) {
+  std::vector<std::size_t> row(to.size() + 1);
+  std::iota(row.begin(), row.end(), std::size_t{0});
+  for (std::size_t i = 0; i < from.size(); ++i) {
+    std::size_t diagonal = std::exchange(row[0], i + 1);
+    for (std::size_t j = 0; j < to.size(); ++j) {
+      const std::size_t changed = diagonal + (from[i] == to[j] ? 0 : 1);
+      diagonal = row[j + 1];
+      row[j + 1] = std::min({changed, row[j] + 1, row[j + 1] + 1});
+    }
+  }
+  return row.back();
+}
+
+}  // namespace
+
+std::string Field::flag() const { return "--" + absl::StrReplaceAll(key, {{"_", "-"}}); }
+
+std::string Field::variable() const { return "KVTIER_" + absl::AsciiStrToUpper(key); }
+
+const std::vector<Field>& Fields() {
+  static const auto* const fields = new std::vector<Field>(MakeFields());
+  return *fields;
+}
+
+const Field* FindField(const std::string& key) {
+  const std::vector<Field>& fields = Fields();
+  const auto found =
+      std::find_if(fields.begin(), fields.end(), [&](const Field& f) { return f.key == key; });
+  return found == fields.end() ? nullptr : &*found;
+}
+
+std::string Suggestion(const std::string& key,
+                       const std::function<std::string(const Field&)>& named) {
+  const std::vector<Field>& fields = Fields();
+  const Field& nearest =
+      *std::min_element(fields.begin(), fields.end(), [&](const Field& a, const Field& b) {
+        return Keystrokes(key, a.key) < Keystrokes(key, b.key);
+      });
+  if (Keystrokes(key, nearest.key) <= 1 + nearest.key.size() / 4)
+    return fmt::format("; did you mean \"{}\"?", named(nearest));
+  return "; kvtierd --help lists them";
+}
+
+}  // namespace kvtier::service

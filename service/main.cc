@@ -1,0 +1,160 @@
+#include <fmt/format.h>
+#include <pthread.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <csignal>
+#include <cstdio>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <random>
+#include <string>
+#include <thread>
+
+#include "absl/time/time.h"
+#include "cachestore/device/host_device.h"
+#include "cachestore/store.h"
+#include "kvtier/version.h"
+#include "service/config/config.h"
+#include "service/log.h"
+#include "service/metrics/exporter.h"
+#include "service/rpc/server.h"
+
+namespace kvtier::service {
+namespace {
+
+constexpr std::size_t kMaxPendingTasks = 16'384;
+constexpr absl::Duration kStallDeadline = absl::Seconds(30);
+
+// Time that never steps: deadlines must not pass because somebody set the clock.
+class SteadyClock final : public cachestore::Clock {
+ public:
+  absl::Time Now() const override {
+    return absl::UnixEpoch() +
+           absl::FromChrono(std::chrono::steady_clock::now().time_since_epoch());
+  }
+};
+
+std::string NewBootId() {
+  std::random_device random;
+  return fmt::format("{:08x}{:08x}{:08x}{:08x}", random(), random(), random(), random());
+}
+
+int Fail(const absl::Status& status) {
+  Log(LogLevel::kError, std::string(status.message()));
+  return 1;
+}
+
+// The real addresses, for whoever started this process. Renamed into place: a reader finds all of
+// it or nothing.
+absl::Status WriteReadyFile(const std::string& path, const Server& server,
+                            const std::string& metrics) {
+  const nlohmann::json addresses = {{"listen", server.listen()},
+                                    {"health", server.health_listen()},
+                                    {"metrics", metrics},
+                                    {"pid", getpid()}};
+  const std::string draft = path + ".new";
+  std::ofstream(draft) << addresses.dump() << '\n';
+  if (std::rename(draft.c_str(), path.c_str()) == 0) return absl::OkStatus();
+  return absl::InvalidArgumentError(fmt::format("ready_file is {}; can't write there", path));
+}
+
+// Waits for SIGTERM or SIGINT, which every thread has blocked, and does what is due once a second
+// meanwhile.
+int WaitForSignal(cachestore::Store& store, RpcContext& context) {
+  sigset_t signals;
+  sigemptyset(&signals);
+  sigaddset(&signals, SIGTERM);
+  sigaddset(&signals, SIGINT);
+  const timespec second = {.tv_sec = 1, .tv_nsec = 0};
+  while (true) {
+    const int signal = sigtimedwait(&signals, nullptr, &second);
+    if (signal > 0) return signal;
+    context.watch.Sweep(context.clock.Now() - kStallDeadline);
+    if (const int reclaimed = store.ReclaimAbandoned(); reclaimed > 0) {
+      Log(LogLevel::kWarning, "gave up open sequences whose writers went silent",
+          {{"sequences", reclaimed}});
+    }
+  }
+}
+
+void BlockSignals() {
+  sigset_t signals;
+  sigemptyset(&signals);
+  sigaddset(&signals, SIGTERM);
+  sigaddset(&signals, SIGINT);
+  pthread_sigmask(SIG_BLOCK, &signals, nullptr);
+}
+
+int Serve(const Config& config) {
+  BlockSignals();
+  const SteadyClock clock;
+  cachestore::HostDevice device;
+  auto store = cachestore::Store::Create({.memory = config.memory,
+                                          .page_tokens = config.page_tokens,
+                                          .max_models = config.max_models,
+                                          .max_sequences = config.max_sequences,
+                                          .open_sequence_deadline = config.open_sequence_deadline},
+                                         device, clock);
+  if (!store.ok()) return Fail(store.status());
+
+  std::atomic<bool> draining{false};
+  auto metrics = Metrics::Create(**store, {.listen = config.metrics_listen,
+                                           .device = device.name(),
+                                           .draining = [&draining] { return draining.load(); }});
+  if (!metrics.ok()) return Fail(metrics.status());
+
+  const int threads =
+      config.workers > 0 ? config.workers : static_cast<int>(std::thread::hardware_concurrency());
+  WorkQueue work(std::max(1, threads), kMaxPendingTasks);
+  RpcContext context{.store = **store,
+                     .work = work,
+                     .observer = **metrics,
+                     .clock = clock,
+                     .boot_id = NewBootId(),
+                     .max_message_bytes = config.max_message_bytes,
+                     .read_chunk_bytes = config.read_chunk_bytes,
+                     .draining = draining};
+  auto server =
+      Server::Start({.listen = config.listen, .health_listen = config.health_listen}, context);
+  if (!server.ok()) return Fail(server.status());
+
+  const std::string metrics_address = (*metrics)->address();
+  Log(LogLevel::kInfo, "kvtierd is ready",
+      {{"version", kVersion},
+       {"boot_id", context.boot_id},
+       {"device", device.name()},
+       {"memory", config.memory},
+       {"listen", (*server)->listen()},
+       {"health_listen", (*server)->health_listen()},
+       {"metrics_listen", metrics_address}});
+  if (!config.ready_file.empty()) {
+    if (const absl::Status written = WriteReadyFile(config.ready_file, **server, metrics_address);
+        !written.ok()) {
+      return Fail(written);
+    }
+  }
+  const int signal = WaitForSignal(**store, context);
+  Log(LogLevel::kInfo, "shutting down", {{"signal", signal}});
+  (*server)->Shutdown(config.drain_deadline);
+  Log(LogLevel::kInfo, "stopped");
+  return 0;
+}
+
+}  // namespace
+}  // namespace kvtier::service
+
+// NOLINTNEXTLINE(bugprone-exception-escape): it ends the program, with a trace
+int main(int argc, char** argv) {
+  using namespace kvtier::service;  // NOLINT(google-build-using-namespace)
+  const LoadResult loaded = LoadConfig(argc, argv, EnvironmentOf(environ));
+  if (loaded.exit_code.has_value()) {
+    std::fputs(loaded.text.c_str(), *loaded.exit_code == 0 ? stdout : stderr);
+    return *loaded.exit_code;
+  }
+  SetUpLogging(loaded.config.log_level, loaded.config.log_format);
+  for (const std::string& warning : loaded.warnings) Log(LogLevel::kWarning, warning);
+  return Serve(loaded.config);
+}

@@ -1,0 +1,168 @@
+#include "service/rpc/kv_tier_service.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "cachestore/base/errors.h"
+#include "cachestore/base/status_macros.h"
+#include "service/log.h"
+#include "service/rpc/append_handler.h"
+#include "service/rpc/capacity_reply.h"
+#include "service/rpc/read_handler.h"
+#include "service/rpc/reply.h"
+#include "service/rpc/rpc_status.h"
+#include "service/rpc/wire.h"
+
+namespace kvtier::service {
+namespace {
+
+using cachestore::SequenceKey;
+
+constexpr std::uint32_t kDefaultListed = 1000;
+constexpr std::uint32_t kMaxListed = 10'000;
+
+}  // namespace
+
+template <class Response, class Work>
+grpc::ServerUnaryReactor* KvTierServiceImpl::Serve(Call* call, const char* rpc, Response* response,
+                                                   Work work) {
+  grpc::ServerUnaryReactor* const reactor = call->DefaultReactor();
+  const auto finish = [this, reactor, rpc](const absl::Status& status) {
+    if (!status.ok()) context_.observer.Rejected(rpc, cachestore::ReasonOf(status));
+    reactor->Finish(ToGrpc(status));
+  };
+  const bool posted =
+      context_.work.Post(WorkQueue::Priority::kControl, [this, response, finish, work] {
+        response->set_boot_id(context_.boot_id);
+        finish(work());
+      });
+  if (!posted) finish(Overloaded());
+  return reactor;
+}
+
+grpc::ServerUnaryReactor* KvTierServiceImpl::RegisterModel(Call* call,
+                                                           const v1::RegisterModelRequest* request,
+                                                           v1::RegisterModelResponse* response) {
+  return Serve(call, "RegisterModel", response, [this, request, response]() -> absl::Status {
+    KVT_RETURN_IF_ERROR(context_.CheckNotDraining());
+    KVT_ASSIGN_OR_RETURN(cachestore::ModelRequest wanted, ModelRequestFrom(*request));
+    KVT_ASSIGN_OR_RETURN(const auto entry, context_.store.RegisterModel(std::move(wanted)));
+    FillRegistration(entry->model(), static_cast<std::int64_t>(request->max_tokens()),
+                     context_.store.budget(), *response);
+    response->set_max_message_bytes(context_.max_message_bytes);
+    Log(LogLevel::kInfo, response->capacity_line(),
+        {{"model", entry->model().request.spec.name},
+         {"model_id", entry->model().id},
+         {"kv_cache_dtype", entry->model().format},
+         {"page_tokens", entry->model().page_tokens}});
+    if (!response->scales_line().empty()) {
+      const bool warn = entry->model().unit_scale_layers > 0;
+      Log(warn ? LogLevel::kWarning : LogLevel::kInfo, response->scales_line(),
+          {{"model_id", entry->model().id}});
+    }
+    for (const std::string& notice : response->notices()) {
+      Log(LogLevel::kWarning, notice, {{"model_id", entry->model().id}});
+    }
+    return absl::OkStatus();
+  });
+}
+
+grpc::ServerBidiReactor<v1::AppendRequest, v1::AppendResponse>* KvTierServiceImpl::Append(
+    Call* call) {
+  return ServeAppend(context_, *call);
+}
+
+grpc::ServerUnaryReactor* KvTierServiceImpl::Seal(Call* call, const v1::SealRequest* request,
+                                                  v1::SealResponse* response) {
+  return Serve(call, "Seal", response, [this, request, response]() -> absl::Status {
+    KVT_ASSIGN_OR_RETURN(const SequenceKey key,
+                         KeyFrom(request->namespace_(), request->sequence()));
+    KVT_ASSIGN_OR_RETURN(const std::int64_t tokens, TokensFrom(request->tokens(), "tokens"));
+    response->set_tokens(request->tokens());
+    return context_.store.Seal(key, tokens);
+  });
+}
+
+grpc::ServerUnaryReactor* KvTierServiceImpl::Abort(Call* call, const v1::AbortRequest* request,
+                                                   v1::AbortResponse* response) {
+  return Serve(call, "Abort", response, [this, request]() -> absl::Status {
+    KVT_ASSIGN_OR_RETURN(const SequenceKey key,
+                         KeyFrom(request->namespace_(), request->sequence()));
+    return context_.store.Abort(key);
+  });
+}
+
+grpc::ServerWriteReactor<v1::ReadResponse>* KvTierServiceImpl::Read(
+    Call* call, const v1::ReadRequest* request) {
+  return ServeRead(context_, *call, *request);
+}
+
+grpc::ServerUnaryReactor* KvTierServiceImpl::Remove(Call* call, const v1::RemoveRequest* request,
+                                                    v1::RemoveResponse* response) {
+  return Serve(call, "Remove", response, [this, request]() -> absl::Status {
+    KVT_ASSIGN_OR_RETURN(const SequenceKey key,
+                         KeyFrom(request->namespace_(), request->sequence()));
+    return context_.store.Remove(key);
+  });
+}
+
+grpc::ServerUnaryReactor* KvTierServiceImpl::Describe(Call* call,
+                                                      const v1::DescribeRequest* request,
+                                                      v1::DescribeResponse* response) {
+  return Serve(call, "Describe", response, [this, request, response]() -> absl::Status {
+    KVT_ASSIGN_OR_RETURN(const SequenceKey key,
+                         KeyFrom(request->namespace_(), request->sequence()));
+    KVT_ASSIGN_OR_RETURN(const cachestore::SequenceDescription description,
+                         context_.store.Describe(key));
+    const cachestore::Model& model = description.model->model();
+    *response->mutable_info() = ToProto(description);
+    *response->mutable_spec() = ToProto(model.request.spec);
+    response->set_page_tokens(static_cast<std::uint32_t>(model.page_tokens));
+    for (std::size_t i = 0; i < description.layers.size(); ++i) {
+      *response->add_layers() =
+          ToProto(description.layers[i], model.layers[i], static_cast<int>(i));
+    }
+    return absl::OkStatus();
+  });
+}
+
+grpc::ServerUnaryReactor* KvTierServiceImpl::ListSequences(Call* call,
+                                                           const v1::ListSequencesRequest* request,
+                                                           v1::ListSequencesResponse* response) {
+  return Serve(call, "ListSequences", response, [this, request, response]() -> absl::Status {
+    if (request->page_size() > kMaxListed) {
+      return cachestore::Error(
+          cachestore::Reason::kInvalidField,
+          fmt::format("page_size is {}; want 0 to {}", request->page_size(), kMaxListed));
+    }
+    // The page token is the last id of the page before; only its namespace can be malformed.
+    KVT_ASSIGN_OR_RETURN(SequenceKey after, KeyFrom(request->namespace_(), "any"));
+    after.id = request->page_token();
+    const std::uint32_t limit = request->page_size() == 0 ? kDefaultListed : request->page_size();
+    const auto found = context_.store.List(after, static_cast<int>(limit));
+    for (const cachestore::SequenceDescription& description : found)
+      *response->add_sequences() = ToProto(description);
+    if (found.size() == limit) response->set_next_page_token(found.back().id);
+    return absl::OkStatus();
+  });
+}
+
+grpc::ServerUnaryReactor* KvTierServiceImpl::Capacity(Call* call,
+                                                      const v1::CapacityRequest* request,
+                                                      v1::CapacityResponse* response) {
+  return Serve(call, "Capacity", response, [this, request, response] {
+    return FillCapacity(context_.store, *request, *response);
+  });
+}
+
+grpc::ServerUnaryReactor* KvTierServiceImpl::Drain(Call* call, const v1::DrainRequest*,
+                                                   v1::DrainResponse* response) {
+  return Serve(call, "Drain", response, [this] {
+    on_drain_();
+    return absl::OkStatus();
+  });
+}
+
+}  // namespace kvtier::service

@@ -1,0 +1,44 @@
+#pragma once
+
+#include "kvtier/v1/kv_tier.grpc.pb.h"
+#include "service/rpc/rpc_context.h"
+
+namespace kvtier::service {
+
+// The service: one method a call, each no more than proto in, store, proto out. Streams are in
+// append_handler and read_handler. Thread-safe.
+class KvTierServiceImpl final : public v1::KvTierService::CallbackService {
+ public:
+  // `on_drain` is called when a client asks for Drain.
+  KvTierServiceImpl(RpcContext& context, std::function<void()> on_drain)
+      : context_(context), on_drain_(std::move(on_drain)) {}
+
+  using Call = grpc::CallbackServerContext;
+  using Unary = grpc::ServerUnaryReactor;
+  Unary* RegisterModel(Call* call, const v1::RegisterModelRequest* request,
+                       v1::RegisterModelResponse* response) override;
+  grpc::ServerBidiReactor<v1::AppendRequest, v1::AppendResponse>* Append(Call* call) override;
+  Unary* Seal(Call* call, const v1::SealRequest* request, v1::SealResponse* response) override;
+  Unary* Abort(Call* call, const v1::AbortRequest* request, v1::AbortResponse* response) override;
+  grpc::ServerWriteReactor<v1::ReadResponse>* Read(Call* call,
+                                                   const v1::ReadRequest* request) override;
+  Unary* Remove(Call* call, const v1::RemoveRequest* request,
+                v1::RemoveResponse* response) override;
+  Unary* Describe(Call* call, const v1::DescribeRequest* request,
+                  v1::DescribeResponse* response) override;
+  Unary* ListSequences(Call* call, const v1::ListSequencesRequest* request,
+                       v1::ListSequencesResponse* response) override;
+  Unary* Capacity(Call* call, const v1::CapacityRequest* request,
+                  v1::CapacityResponse* response) override;
+  Unary* Drain(Call* call, const v1::DrainRequest* request, v1::DrainResponse* response) override;
+
+ private:
+  // Runs `work` off gRPC's threads and finishes the call with what it returns.
+  template <class Response, class Work>
+  Unary* Serve(Call* call, const char* rpc, Response* response, Work work);
+
+  RpcContext& context_;
+  const std::function<void()> on_drain_;
+};
+
+}  // namespace kvtier::service

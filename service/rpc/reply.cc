@@ -1,0 +1,111 @@
+#include "service/rpc/reply.h"
+
+namespace kvtier::service {
+
+v1::MemoryParts ToProto(const cachestore::MemoryParts& parts) {
+  v1::MemoryParts out;
+  out.set_codes(parts.use.codes);
+  out.set_scales(parts.use.scales);
+  out.set_residual(parts.use.residual);
+  out.set_header(parts.use.header);
+  out.set_slack(parts.slack);
+  out.set_staging(parts.staging);
+  out.set_free(parts.free);
+  return out;
+}
+
+v1::MemoryParts ToProto(const cachestore::MemoryHeld& held) {
+  return ToProto(cachestore::MemoryParts{.use = held.use, .slack = held.slack()});
+}
+
+v1::DType ToProto(kernels::ElementType type) {
+  switch (type) {
+    case kernels::ElementType::kBf16:
+      return v1::DTYPE_BF16;
+    case kernels::ElementType::kFp16:
+      return v1::DTYPE_FP16;
+    case kernels::ElementType::kFp32:
+      return v1::DTYPE_FP32;
+    case kernels::ElementType::kE4m3:
+      return v1::DTYPE_FP8_E4M3;
+    case kernels::ElementType::kE5m2:
+      return v1::DTYPE_FP8_E5M2;
+  }
+  return v1::DTYPE_UNSPECIFIED;
+}
+
+v1::ModelSpec ToProto(const cachestore::ModelSpec& spec) {
+  v1::ModelSpec out;
+  out.set_name(spec.name);
+  out.set_revision(spec.revision);
+  out.set_source_dtype(ToProto(spec.source));
+  out.set_k_rope(spec.k_rope == cachestore::RopeState::kAfter ? v1::ROPE_STATE_AFTER
+                                                              : v1::ROPE_STATE_BEFORE);
+  out.set_hash_block_tokens(static_cast<std::uint32_t>(spec.hash_block_tokens));
+  for (const cachestore::LayerSpec& layer : spec.layers) {
+    v1::LayerSpec& to = *out.add_layers();
+    to.set_kind(layer.kind == cachestore::LayerKind::kFull ? v1::LAYER_KIND_FULL
+                : layer.kind == cachestore::LayerKind::kSlidingWindow
+                    ? v1::LAYER_KIND_SLIDING_WINDOW
+                    : v1::LAYER_KIND_MLA);
+    to.set_window(static_cast<std::uint32_t>(layer.window));
+    to.set_kv_heads(static_cast<std::uint32_t>(layer.kv_heads));
+    to.set_k_head_dim(static_cast<std::uint32_t>(layer.k_head_dim));
+    to.set_v_head_dim(static_cast<std::uint32_t>(layer.v_head_dim));
+  }
+  return out;
+}
+
+v1::SequenceInfo ToProto(const cachestore::SequenceDescription& description) {
+  const cachestore::Model& model = description.model->model();
+  v1::SequenceInfo out;
+  out.set_sequence(description.id);
+  out.set_model_id(model.id);
+  out.set_kv_cache_dtype(model.format);
+  out.set_state(description.state == cachestore::SequenceState::kSealed ? v1::SEQUENCE_STATE_SEALED
+                                                                        : v1::SEQUENCE_STATE_OPEN);
+  out.set_committed_tokens(description.committed_tokens);
+  *out.mutable_memory() = ToProto(description.held);
+  out.set_source_bytes(description.committed_tokens * model.source_bytes_per_token);
+  out.set_saturated_values(description.saturated_values);
+  return out;
+}
+
+v1::LayerInfo ToProto(const cachestore::LayerDescription& layer,
+                      const cachestore::LayerModel& model, int index) {
+  v1::LayerInfo out;
+  out.set_layer(static_cast<std::uint32_t>(index));
+  out.set_kv_cache_dtype(model.format);
+  out.set_received_tokens(layer.received_tokens);
+  out.set_k_code_tokens(layer.k_code_tokens);
+  out.set_v_code_tokens(layer.v_code_tokens);
+  out.set_k_saturated_values(layer.k_saturated_values);
+  out.set_v_saturated_values(layer.v_saturated_values);
+  return out;
+}
+
+v1::SequenceManifest ManifestOf(const cachestore::SequenceReader& reader) {
+  const cachestore::SequencePins& pins = reader.pins();
+  v1::SequenceManifest out;
+  out.set_model_id(pins.model->model().id);
+  out.set_first_token(pins.first_token);
+  out.set_num_tokens(pins.tokens);
+  out.set_committed_tokens(pins.committed_tokens);
+  out.set_sealed(pins.sealed);
+  out.set_first_head(static_cast<std::uint32_t>(pins.shard.first_head));
+  for (const cachestore::LayerOutput& layer : reader.layers()) {
+    v1::LayerManifest& to = *out.add_layers();
+    to.set_layer(static_cast<std::uint32_t>(layer.layer));
+    to.set_num_heads(static_cast<std::uint32_t>(layer.heads));
+    to.set_k_head_dim(static_cast<std::uint32_t>(layer.k_dim));
+    to.set_v_head_dim(static_cast<std::uint32_t>(layer.v_dim));
+    to.set_dtype(ToProto(layer.element));
+    to.mutable_k_scale()->Add(layer.k_scales.begin(), layer.k_scales.end());
+    to.mutable_v_scale()->Add(layer.v_scales.begin(), layer.v_scales.end());
+    to.set_k_code_tokens(layer.k_code_tokens);
+    to.set_v_code_tokens(layer.v_code_tokens);
+  }
+  return out;
+}
+
+}  // namespace kvtier::service

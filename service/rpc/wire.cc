@@ -1,0 +1,307 @@
+#include "service/rpc/wire.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <limits>
+#include <utility>
+
+#include "cachestore/base/errors.h"
+#include "cachestore/base/status_macros.h"
+
+namespace kvtier::service {
+namespace {
+
+using cachestore::Error;
+using cachestore::Reason;
+using kernels::ElementType;
+
+constexpr std::size_t kMaxNamespaceBytes = 128;
+constexpr std::size_t kMaxSequenceBytes = 512;
+constexpr std::size_t kMaxIdentifierBytes = 64;
+constexpr std::size_t kMaxSourceBytes = 256;
+constexpr int kMaxSkipLayers = 2048;
+constexpr std::uint32_t kMaxChunkTokens = 1u << 20;
+constexpr std::uint64_t kMaxTokens = std::uint64_t{1} << 32;
+
+absl::Status Refuse(std::string message) { return Error(Reason::kInvalidField, message); }
+
+absl::StatusOr<int> IntFrom(std::uint32_t value, const char* field) {
+  if (value <= static_cast<std::uint32_t>(std::numeric_limits<int>::max()))
+    return static_cast<int>(value);
+  return Refuse(
+      fmt::format("{} is {}; want at most {}", field, value, std::numeric_limits<int>::max()));
+}
+
+absl::Status CheckName(const std::string& name, const char* field, std::size_t most) {
+  if (name.empty() || name.size() > most) {
+    return Refuse(fmt::format("{} has {} bytes; want 1 to {}", field, name.size(), most));
+  }
+  const auto control = [](char c) { return static_cast<unsigned char>(c) < 0x20 || c == 0x7f; };
+  if (std::any_of(name.begin(), name.end(), control)) {
+    return Refuse(fmt::format("{} has a control character; want printable text", field));
+  }
+  return absl::OkStatus();
+}
+
+// Values are quoted in errors and kept with the model: both are bounded.
+absl::Status CheckLength(const std::string& value, const char* field, std::size_t most) {
+  if (value.size() <= most) return absl::OkStatus();
+  return Refuse(fmt::format("{} has {} bytes; want at most {}", field, value.size(), most));
+}
+
+absl::Status CheckPolicy(const v1::FormatPolicy& policy) {
+  KVT_RETURN_IF_ERROR(
+      CheckLength(policy.kv_cache_dtype(), "policy.kv_cache_dtype", kMaxIdentifierBytes));
+  if (policy.kv_cache_dtype_skip_layers_size() > kMaxSkipLayers) {
+    return Refuse(fmt::format("policy.kv_cache_dtype_skip_layers has {} entries; want at most {}",
+                              policy.kv_cache_dtype_skip_layers_size(), kMaxSkipLayers));
+  }
+  for (const std::string& item : policy.kv_cache_dtype_skip_layers()) {
+    KVT_RETURN_IF_ERROR(
+        CheckLength(item, "policy.kv_cache_dtype_skip_layers", kMaxIdentifierBytes));
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<ElementType> SourceFrom(v1::DType dtype) {
+  switch (dtype) {
+    case v1::DTYPE_BF16:
+      return ElementType::kBf16;
+    case v1::DTYPE_FP16:
+      return ElementType::kFp16;
+    case v1::DTYPE_FP32:
+      return ElementType::kFp32;
+    case v1::DTYPE_FP8_E4M3:
+      return ElementType::kE4m3;
+    case v1::DTYPE_FP8_E5M2:
+      return ElementType::kE5m2;
+    default:
+      return Refuse(
+          fmt::format("spec.source_dtype is {}; want DTYPE_BF16, DTYPE_FP16 or DTYPE_FP32",
+                      static_cast<int>(dtype)));
+  }
+}
+
+absl::StatusOr<cachestore::LayerKind> KindFrom(v1::LayerKind kind, int index) {
+  switch (kind) {
+    case v1::LAYER_KIND_UNSPECIFIED:
+    case v1::LAYER_KIND_FULL:
+      return cachestore::LayerKind::kFull;
+    case v1::LAYER_KIND_SLIDING_WINDOW:
+      return cachestore::LayerKind::kSlidingWindow;
+    case v1::LAYER_KIND_MLA:
+      return cachestore::LayerKind::kMla;
+    default:
+      return Refuse(fmt::format("spec.layers[{}].kind is {}; want FULL, SLIDING_WINDOW or MLA",
+                                index, static_cast<int>(kind)));
+  }
+}
+
+absl::StatusOr<cachestore::LayerSpec> LayerFrom(const v1::LayerSpec& layer, int index) {
+  cachestore::LayerSpec spec;
+  KVT_ASSIGN_OR_RETURN(spec.kind, KindFrom(layer.kind(), index));
+  KVT_ASSIGN_OR_RETURN(spec.window, IntFrom(layer.window(), "spec.layers.window"));
+  KVT_ASSIGN_OR_RETURN(spec.kv_heads, IntFrom(layer.kv_heads(), "spec.layers.kv_heads"));
+  KVT_ASSIGN_OR_RETURN(spec.k_head_dim, IntFrom(layer.k_head_dim(), "spec.layers.k_head_dim"));
+  KVT_ASSIGN_OR_RETURN(spec.v_head_dim, IntFrom(layer.v_head_dim(), "spec.layers.v_head_dim"));
+  return spec;
+}
+
+absl::StatusOr<bool> IsHnd(v1::Layout layout) {
+  if (layout == v1::LAYOUT_UNSPECIFIED || layout == v1::LAYOUT_NHD) return false;
+  if (layout == v1::LAYOUT_HND) return true;
+  return Refuse(
+      fmt::format("layout is {}; want LAYOUT_NHD or LAYOUT_HND", static_cast<int>(layout)));
+}
+
+absl::StatusOr<cachestore::Shard> ShardFrom(std::uint32_t first_layer, std::uint32_t num_layers,
+                                            std::uint32_t first_head, std::uint32_t num_heads) {
+  cachestore::Shard shard;
+  KVT_ASSIGN_OR_RETURN(shard.first_layer, IntFrom(first_layer, "first_layer"));
+  KVT_ASSIGN_OR_RETURN(shard.num_layers, IntFrom(num_layers, "num_layers"));
+  KVT_ASSIGN_OR_RETURN(shard.first_head, IntFrom(first_head, "first_head"));
+  KVT_ASSIGN_OR_RETURN(shard.num_heads, IntFrom(num_heads, "num_heads"));
+  return shard;
+}
+
+// Where one layer's K or V lies in a chunk, and how many bytes it takes there.
+struct Slice {
+  cachestore::SourceTensor tensor;
+  std::int64_t bytes = 0;
+};
+
+Slice SliceOf(const std::byte* data, ElementType type, const SourceLayout& layout, int heads,
+              std::int64_t tokens, std::int64_t row) {
+  return {{.data = data,
+           .type = type,
+           .head_stride = layout.heads_first ? tokens * row : row,
+           .token_stride = layout.heads_first ? row : heads * row},
+          heads * tokens * row * kernels::ElementBytes(type)};
+}
+
+absl::Status CheckChunkBytes(const char* field, std::size_t got, std::int64_t want,
+                             const v1::AppendChunk& chunk) {
+  if (got == static_cast<std::size_t>(want)) return absl::OkStatus();
+  return Refuse(fmt::format("chunk.{} has {} bytes; {} tokens of {} layers from layer {} take {}",
+                            field, got, chunk.num_tokens(), std::max(1u, chunk.num_layers()),
+                            chunk.first_layer(), want));
+}
+
+}  // namespace
+
+absl::StatusOr<cachestore::SequenceKey> KeyFrom(const std::string& name_space,
+                                                const std::string& sequence) {
+  cachestore::SequenceKey key{name_space.empty() ? "default" : name_space, sequence};
+  KVT_RETURN_IF_ERROR(CheckName(key.name_space, "namespace", kMaxNamespaceBytes));
+  KVT_RETURN_IF_ERROR(CheckName(key.id, "sequence", kMaxSequenceBytes));
+  return key;
+}
+
+absl::StatusOr<std::int64_t> TokensFrom(std::uint64_t tokens, const char* field) {
+  if (tokens < kMaxTokens) return static_cast<std::int64_t>(tokens);
+  return Refuse(fmt::format("{} is {}; want less than {}", field, tokens, kMaxTokens));
+}
+
+absl::StatusOr<cachestore::ModelRequest> ModelRequestFrom(const v1::RegisterModelRequest& request) {
+  cachestore::ModelRequest model;
+  const v1::ModelSpec& spec = request.spec();
+  model.spec.name = spec.name();
+  model.spec.revision = spec.revision();
+  KVT_ASSIGN_OR_RETURN(model.spec.source, SourceFrom(spec.source_dtype()));
+  if (spec.k_rope() == v1::ROPE_STATE_BEFORE) model.spec.k_rope = cachestore::RopeState::kBefore;
+  if (spec.hash_block_tokens() != 0) {
+    KVT_ASSIGN_OR_RETURN(model.spec.hash_block_tokens,
+                         IntFrom(spec.hash_block_tokens(), "spec.hash_block_tokens"));
+  }
+  for (int i = 0; i < spec.layers_size(); ++i) {
+    KVT_ASSIGN_OR_RETURN(const cachestore::LayerSpec layer, LayerFrom(spec.layers(i), i));
+    model.spec.layers.push_back(layer);
+  }
+  KVT_RETURN_IF_ERROR(CheckPolicy(request.policy()));
+  KVT_RETURN_IF_ERROR(CheckLength(request.scales_source(), "scales_source", kMaxSourceBytes));
+  if (!request.policy().kv_cache_dtype().empty())
+    model.policy.kv_cache_dtype = request.policy().kv_cache_dtype();
+  model.policy.skip_layers.assign(request.policy().kv_cache_dtype_skip_layers().begin(),
+                                  request.policy().kv_cache_dtype_skip_layers().end());
+  KVT_ASSIGN_OR_RETURN(model.page_tokens, IntFrom(request.page_tokens(), "page_tokens"));
+  for (const v1::LayerScales& scales : request.scales()) {
+    cachestore::LayerScales& layer = model.scales.emplace_back();
+    KVT_ASSIGN_OR_RETURN(layer.layer, IntFrom(scales.layer(), "scales.layer"));
+    layer.k.assign(scales.k_scale().begin(), scales.k_scale().end());
+    layer.v.assign(scales.v_scale().begin(), scales.v_scale().end());
+  }
+  model.scales_source = request.scales_source();
+  KVT_ASSIGN_OR_RETURN(model.max_tokens, TokensFrom(request.max_tokens(), "max_tokens"));
+  return model;
+}
+
+absl::StatusOr<cachestore::WriterRequest> WriterRequestFrom(const v1::AppendOpen& open) {
+  cachestore::WriterRequest request;
+  KVT_ASSIGN_OR_RETURN(request.key, KeyFrom(open.namespace_(), open.sequence()));
+  KVT_RETURN_IF_ERROR(CheckLength(open.model_id(), "model_id", kMaxIdentifierBytes));
+  request.model_id = open.model_id();
+  KVT_ASSIGN_OR_RETURN(request.shard, ShardFrom(open.first_layer(), open.num_layers(),
+                                                open.first_head(), open.num_heads()));
+  request.epoch = open.writer_epoch();
+  return request;
+}
+
+absl::StatusOr<SourceLayout> SourceLayoutFrom(const v1::AppendOpen& open) {
+  SourceLayout layout{.fused = open.fused_kv(),
+                      .saturate_non_finite = open.non_finite() == v1::NON_FINITE_POLICY_SATURATE};
+  KVT_ASSIGN_OR_RETURN(layout.heads_first, IsHnd(open.layout()));
+  return layout;
+}
+
+absl::StatusOr<cachestore::Chunk> ChunkFrom(const v1::AppendChunk& chunk,
+                                            const cachestore::Model& model,
+                                            const cachestore::Shard& shard,
+                                            const SourceLayout& layout) {
+  const std::int64_t first = chunk.first_layer();
+  const std::int64_t end = first + std::max(1u, chunk.num_layers());
+  if (first < shard.first_layer || end > shard.end_layer()) {
+    return Refuse(fmt::format(
+        "chunk.first_layer {} and num_layers {} are outside the stream's layers {} to {}", first,
+        end - first, shard.first_layer, shard.end_layer() - 1));
+  }
+  if (chunk.num_tokens() == 0 || chunk.num_tokens() > kMaxChunkTokens) {
+    return Refuse(
+        fmt::format("chunk.num_tokens is {}; want 1 to {}", chunk.num_tokens(), kMaxChunkTokens));
+  }
+  cachestore::Chunk out{.tokens = chunk.num_tokens(),
+                        .saturate_non_finite = layout.saturate_non_finite};
+  KVT_ASSIGN_OR_RETURN(out.first_token, TokensFrom(chunk.first_token(), "chunk.first_token"));
+
+  const auto* const k_data = reinterpret_cast<const std::byte*>(chunk.k().data());
+  const auto* const v_data = reinterpret_cast<const std::byte*>(chunk.v().data());
+  std::int64_t k_bytes = 0;
+  std::int64_t v_bytes = 0;
+  for (int i = static_cast<int>(first); i < end; ++i) {
+    const cachestore::LayerModel& layer = model.layers[static_cast<std::size_t>(i)];
+    const ElementType type = layer.k.source;
+    const std::int64_t k_dim = layer.k.dim();
+    const std::int64_t v_dim = layer.v.dim();
+    const std::int64_t row = layout.fused ? k_dim + v_dim : k_dim;
+    const int heads = shard.HeadsIn(layer.spec.kv_heads);
+    const Slice k = SliceOf(k_data + k_bytes, type, layout, heads, out.tokens, row);
+    Slice v;
+    if (layout.fused) {
+      v.tensor = k.tensor;
+      v.tensor.data += k_dim * kernels::ElementBytes(type);
+    } else {
+      v = SliceOf(v_data + v_bytes, type, layout, heads, out.tokens, v_dim);
+    }
+    out.layers.push_back({.layer = i, .k = k.tensor, .v = v.tensor});
+    k_bytes += k.bytes;
+    v_bytes += v.bytes;
+  }
+  KVT_RETURN_IF_ERROR(CheckChunkBytes("k", chunk.k().size(), k_bytes, chunk));
+  KVT_RETURN_IF_ERROR(CheckChunkBytes("v", chunk.v().size(), v_bytes, chunk));
+  return out;
+}
+
+absl::StatusOr<cachestore::ReadFormat> ReadFormatFrom(const v1::ReadRequest& request) {
+  cachestore::ReadFormat format{.per_tensor_scales_only = request.per_tensor_scales_only()};
+  static constexpr std::pair<v1::ReadAs, ElementType> kTypes[] = {
+      {v1::READ_AS_BF16, ElementType::kBf16},
+      {v1::READ_AS_FP16, ElementType::kFp16},
+      {v1::READ_AS_FP32, ElementType::kFp32},
+      {v1::READ_AS_FP8_E4M3, ElementType::kE4m3},
+      {v1::READ_AS_FP8_E5M2, ElementType::kE5m2}};
+  for (const auto& [as, type] : kTypes) {
+    if (request.as() == as) format.as = type;
+  }
+  const bool source = request.as() == v1::READ_AS_UNSPECIFIED || request.as() == v1::READ_AS_SOURCE;
+  if (!format.as.has_value() && !source) {
+    return Refuse(fmt::format("as is {}; want SOURCE, BF16, FP16, FP32, FP8_E4M3 or FP8_E5M2",
+                              static_cast<int>(request.as())));
+  }
+  const bool fp8 = format.as.has_value() && kernels::IsFp8(*format.as);
+  if (!fp8 && (request.has_k_scale() || request.has_v_scale())) {
+    return Refuse("k_scale or v_scale is set; they go with FP8 output only");
+  }
+  if (request.has_k_scale()) format.k_scale = request.k_scale();
+  if (request.has_v_scale()) format.v_scale = request.v_scale();
+  KVT_ASSIGN_OR_RETURN(const bool hnd, IsHnd(request.layout()));
+  format.layout = hnd ? cachestore::TokenLayout::kHnd : cachestore::TokenLayout::kNhd;
+  if (request.block_tokens() > 4096)
+    return Refuse(fmt::format("block_tokens is {}; want 0 to 4096", request.block_tokens()));
+  format.block_tokens = static_cast<int>(request.block_tokens());
+  return format;
+}
+
+absl::StatusOr<cachestore::ReadRange> ReadRangeFrom(const v1::ReadRequest& request,
+                                                    const v1::SequenceRange& range) {
+  cachestore::ReadRange out;
+  KVT_ASSIGN_OR_RETURN(out.shard, ShardFrom(request.first_layer(), request.num_layers(),
+                                            request.first_head(), request.num_heads()));
+  KVT_ASSIGN_OR_RETURN(out.first_token, TokensFrom(range.first_token(), "sequences.first_token"));
+  KVT_RETURN_IF_ERROR(CheckLength(range.model_id(), "sequences.model_id", kMaxIdentifierBytes));
+  if (range.num_tokens() > 0) {
+    KVT_ASSIGN_OR_RETURN(out.tokens, TokensFrom(range.num_tokens(), "sequences.num_tokens"));
+  }
+  return out;
+}
+
+}  // namespace kvtier::service

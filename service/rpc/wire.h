@@ -1,0 +1,45 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "cachestore/chunk.h"
+#include "cachestore/store.h"
+#include "kvtier/v1/kv_tier.pb.h"
+
+// Proto to domain. All doubt about what a client sent ends here: what these return is within its
+// bounds. Errors are INVALID_ARGUMENT (RESOURCE_EXHAUSTED for size) and name the field as the
+// client wrote it.
+namespace kvtier::service {
+
+absl::StatusOr<cachestore::SequenceKey> KeyFrom(const std::string& name_space,
+                                                const std::string& sequence);
+
+absl::StatusOr<cachestore::ModelRequest> ModelRequestFrom(const v1::RegisterModelRequest& request);
+
+// Without on_end, which the caller sets.
+absl::StatusOr<cachestore::WriterRequest> WriterRequestFrom(const v1::AppendOpen& open);
+
+// How a stream lays out its chunks.
+struct SourceLayout {
+  bool heads_first = false;  // HND
+  bool fused = false;
+  bool saturate_non_finite = false;
+};
+absl::StatusOr<SourceLayout> SourceLayoutFrom(const v1::AppendOpen& open);
+
+// A view into `chunk`, which must stay as it is while the result is in use.
+absl::StatusOr<cachestore::Chunk> ChunkFrom(const v1::AppendChunk& chunk,
+                                            const cachestore::Model& model,
+                                            const cachestore::Shard& shard,
+                                            const SourceLayout& layout);
+
+// A token count or position: below 2^32.
+absl::StatusOr<std::int64_t> TokensFrom(std::uint64_t tokens, const char* field);
+
+absl::StatusOr<cachestore::ReadFormat> ReadFormatFrom(const v1::ReadRequest& request);
+absl::StatusOr<cachestore::ReadRange> ReadRangeFrom(const v1::ReadRequest& request,
+                                                    const v1::SequenceRange& range);
+
+}  // namespace kvtier::service
