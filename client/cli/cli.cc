@@ -1,0 +1,33 @@
+#include "client/cli/cli.h"
+
+#include <fmt/format.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+
+#include "client/cli/command.h"
+#include "kvtier/version.h"
+
+namespace kvtier::client {
+
+int RunCli(std::vector<std::string> arguments, Terminal& terminal) {
+  CLI::App app("Stores and reads KV caches in a kvtier server", "kvtier");
+  app.set_version_flag("--version", fmt::format("kvtier {} ({})", kVersion, kRevision));
+  app.require_subcommand(1);
+  const std::vector<Command> commands = {AddPut(app, terminal),    AddGet(app, terminal),
+                                         AddList(app, terminal),   AddDescribe(app, terminal),
+                                         AddRemove(app, terminal), AddCapacity(app, terminal),
+                                         AddPlan(app, terminal),   AddDrain(app, terminal)};
+  std::reverse(arguments.begin(), arguments.end());  // the order that CLI11 takes a vector in
+  try {
+    app.parse(arguments);
+  } catch (const CLI::ParseError& error) {
+    return app.exit(error, terminal.out, terminal.err) == 0 ? kExitOk : kExitBadUsage;
+  }
+  for (const Command& command : commands) {
+    if (command.app->parsed()) return command.run();
+  }
+  return kExitBadUsage;
+}
+
+}  // namespace kvtier::client

@@ -1,0 +1,51 @@
+#include "client/cli/command.h"
+
+#include <fmt/format.h>
+
+#include <CLI/CLI.hpp>
+#include <utility>
+
+#include "client/error_reason.h"
+
+namespace kvtier::client {
+
+Session::Session(Terminal& terminal, std::string command)
+    : terminal_(terminal), command_(std::move(command)) {}
+
+absl::StatusOr<std::unique_ptr<Client>> Session::Connect() const {
+  return Client::Connect(flags_.server, ClientOptions());
+}
+
+int Session::Refused(const absl::Status& status) const {
+  const std::string reason = ErrorReason(status);
+  const std::string code = absl::StatusCodeToString(status.code());
+  // A reason comes from kvtier itself; without one it may be the way there that failed.
+  const std::string where =
+      reason.empty() ? fmt::format(" (server {})", flags_.server) : fmt::format(" [{}]", reason);
+  terminal_.err << fmt::format("kvtier {}: {}: {}{}\n", command_, code,
+                               std::string(status.message()), where);
+  return kExitRefused;
+}
+
+int Session::BadUsage(const absl::Status& status) const {
+  terminal_.err << fmt::format("kvtier {}: {}\n", command_, std::string(status.message()));
+  return kExitBadUsage;
+}
+
+NewCommand AddCommand(CLI::App& parent, Terminal& terminal, const std::string& name,
+                      const std::string& description) {
+  NewCommand command;
+  command.app = parent.add_subcommand(name, description);
+  command.session = std::make_shared<Session>(terminal, name);
+  CommonFlags& flags = command.session->flags();
+  command.app->add_option("--server", flags.server, "Address of kvtierd, host:port or unix:PATH")
+      ->envname("KVTIER_SERVER")
+      ->capture_default_str();
+  command.app
+      ->add_option("--namespace", flags.name_space, "Namespace; the server's default if not given")
+      ->envname("KVTIER_NAMESPACE");
+  command.app->add_flag("--json", flags.json, "Print one JSON object for programs");
+  return command;
+}
+
+}  // namespace kvtier::client

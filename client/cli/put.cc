@@ -1,0 +1,265 @@
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <string>
+#include <vector>
+
+#include "cachestore/base/status_macros.h"
+#include "client/cli/command.h"
+#include "client/cli/json.h"
+#include "client/cli/progress.h"
+#include "client/cli/table.h"
+#include "client/kv_file.h"
+#include "client/model_source.h"
+#include "client/upload.h"
+
+namespace kvtier::client {
+namespace {
+
+struct PutFlags {
+  std::string file;
+  std::string sequence;
+  std::string model;
+  std::string model_name;
+  std::string kv_cache_dtype = "auto";
+  std::vector<std::string> skip_layers;
+  std::uint32_t page_tokens = 0;
+  std::uint64_t max_tokens = 0;
+  std::uint32_t chunk_tokens = 256;
+  std::vector<float> k_scale;
+  std::vector<float> v_scale;
+  bool saturate = false;
+  bool no_seal = false;
+  bool progress = false;
+};
+
+bool Skipped(const PutFlags& flags, int index, const v1::LayerSpec& layer) {
+  return std::any_of(
+      flags.skip_layers.begin(), flags.skip_layers.end(), [&](const std::string& skip) {
+        return skip == fmt::format("{}", index) ||
+               (skip == "sliding_window" && layer.kind() == v1::LAYER_KIND_SLIDING_WINDOW);
+      });
+}
+
+// The flags' scales, for every layer that is stored as FP8.
+absl::Status AddScales(const PutFlags& flags, v1::RegisterModelRequest& request) {
+  if (flags.k_scale.empty() && flags.v_scale.empty()) return absl::OkStatus();
+  request.set_scales_source("given");
+  for (int i = 0; i < request.spec().layers_size(); ++i) {
+    const v1::LayerSpec& layer = request.spec().layers(i);
+    if (Skipped(flags, i, layer)) continue;
+    if (flags.k_scale.empty() || (flags.v_scale.empty() && layer.v_head_dim() > 0)) {
+      return absl::InvalidArgumentError(
+          fmt::format("{} is missing: K and V are scaled together",
+                      flags.k_scale.empty() ? "--k-scale" : "--v-scale"));
+    }
+    v1::LayerScales& scales = *request.add_scales();
+    scales.set_layer(static_cast<std::uint32_t>(i));
+    scales.mutable_k_scale()->Assign(flags.k_scale.begin(), flags.k_scale.end());
+    if (layer.v_head_dim() == 0) continue;
+    scales.mutable_v_scale()->Assign(flags.v_scale.begin(), flags.v_scale.end());
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<v1::RegisterModelRequest> ModelRequest(const PutFlags& flags, const KvFile& file) {
+  v1::RegisterModelRequest request;
+  *request.mutable_spec() = SpecFromKvFile(file);
+  if (!flags.model.empty()) {
+    KVT_ASSIGN_OR_RETURN(*request.mutable_spec(), SpecFromConfigFile(flags.model));
+    if (const absl::Status match = MatchSpec(file, *request.mutable_spec()); !match.ok()) {
+      return absl::InvalidArgumentError(fmt::format("{} does not hold the model of {}: {}",
+                                                    flags.file, flags.model,
+                                                    std::string(match.message())));
+    }
+  }
+  if (!flags.model_name.empty()) request.mutable_spec()->set_name(flags.model_name);
+  request.mutable_policy()->set_kv_cache_dtype(flags.kv_cache_dtype);
+  for (const std::string& skip : flags.skip_layers) {
+    request.mutable_policy()->add_kv_cache_dtype_skip_layers(skip);
+  }
+  request.set_page_tokens(flags.page_tokens);
+  request.set_max_tokens(flags.max_tokens);
+  KVT_RETURN_IF_ERROR(AddScales(flags, request));
+  return request;
+}
+
+struct PutResult {
+  v1::RegisterModelResponse model;
+  UploadReport upload;
+  v1::DescribeResponse stored;
+};
+
+absl::StatusOr<PutResult> Run(const Session& session, const PutFlags& flags, const KvFile& file,
+                              const v1::RegisterModelRequest& request) {
+  PutResult result;
+  KVT_ASSIGN_OR_RETURN(const std::unique_ptr<Client> client, session.Connect());
+  KVT_ASSIGN_OR_RETURN(result.model, client->RegisterModel(request));
+  UploadOptions options;
+  v1::AppendOpen& open = options.append.open;
+  open.set_namespace_(session.flags().name_space);
+  open.set_sequence(flags.sequence);
+  open.set_model_id(result.model.model_id());
+  open.set_layout(v1::LAYOUT_NHD);
+  if (flags.saturate) open.set_non_finite(v1::NON_FINITE_POLICY_SATURATE);
+  options.chunk_tokens = flags.chunk_tokens;
+  options.max_message_bytes = result.model.max_message_bytes();
+  options.seal = !flags.no_seal;
+  {
+    Progress progress(session.terminal(), "put", flags.progress);
+    options.on_progress = [&](std::uint64_t bytes) { progress.Update(bytes, file.bytes()); };
+    KVT_ASSIGN_OR_RETURN(result.upload, Upload(*client, file, options));
+  }
+  v1::DescribeRequest describe;
+  describe.set_namespace_(session.flags().name_space);
+  describe.set_sequence(flags.sequence);
+  KVT_ASSIGN_OR_RETURN(result.stored, client->Describe(describe));
+  return result;
+}
+
+struct Figures {
+  std::uint64_t stored_bytes = 0;
+  double bytes_per_token = 0;
+  double compression_ratio = 0;
+  double seconds = 0;
+  double mb_per_s = 0;
+};
+
+Figures FiguresOf(const PutResult& result) {
+  const v1::SequenceInfo& info = result.stored.info();
+  Figures figures;
+  figures.stored_bytes = StoredBytes(info.memory());
+  const auto stored = static_cast<double>(figures.stored_bytes);
+  if (info.committed_tokens() > 0) {
+    figures.bytes_per_token = stored / static_cast<double>(info.committed_tokens());
+  }
+  if (stored > 0) figures.compression_ratio = static_cast<double>(info.source_bytes()) / stored;
+  figures.seconds = absl::ToDoubleSeconds(result.upload.duration);
+  if (figures.seconds > 0) {
+    figures.mb_per_s = static_cast<double>(result.upload.sent_bytes) / 1e6 / figures.seconds;
+  }
+  return figures;
+}
+
+std::string ToJsonText(const PutResult& result, const KvFile& file) {
+  const v1::SequenceInfo& info = result.stored.info();
+  const Figures figures = FiguresOf(result);
+  nlohmann::ordered_json json;
+  json["model_id"] = result.model.model_id();
+  json["sequence"] = info.sequence();
+  json["state"] = EnumeratorName(*v1::SequenceState_descriptor()->FindValueByNumber(info.state()));
+  json["kv_cache_dtype"] = result.model.kv_cache_dtype();
+  json["page_tokens"] = result.model.page_tokens();
+  json["tokens"] = info.committed_tokens();
+  json["first_token_sent"] = result.upload.first_token;
+  json["sent_bytes"] = result.upload.sent_bytes;
+  json["source_bytes"] = info.source_bytes();
+  json["stored_bytes"] = figures.stored_bytes;
+  json["memory"] = ToJson(info.memory());
+  json["bytes_per_token"] = figures.bytes_per_token;
+  json["compression_ratio"] = figures.compression_ratio;
+  json["append_seconds"] = figures.seconds;
+  json["append_mb_per_s"] = figures.mb_per_s;
+  json["saturated_values"] = info.saturated_values();
+  json["capacity_line"] = result.model.capacity_line();
+  json["capacity_tokens"] = result.model.capacity_tokens();
+  json["scales_line"] = result.model.scales_line();
+  json["notices"] = nlohmann::ordered_json::array();
+  for (const std::string& notice : result.model.notices()) json["notices"].push_back(notice);
+  json["ignored_tensors"] = file.ignored_tensors();
+  return JsonLine(json);
+}
+
+std::string ToText(const PutResult& result, const KvFile& file) {
+  const v1::SequenceInfo& info = result.stored.info();
+  const v1::MemoryParts& memory = info.memory();
+  const Figures figures = FiguresOf(result);
+  Table table({{}, {}});
+  table.AddRow(
+      {"sequence",
+       fmt::format("{}, {} tokens, {}", info.sequence(), WithThousands(info.committed_tokens()),
+                   info.state() == v1::SEQUENCE_STATE_SEALED ? "sealed" : "open")});
+  table.AddRow({"model", result.model.model_id()});
+  table.AddRow({"format", result.model.kv_cache_dtype()});
+  table.AddRow(
+      {"stored", fmt::format("{} of {} source: {}, {:.1f} bytes per token",
+                             FormatBytes(figures.stored_bytes), FormatBytes(info.source_bytes()),
+                             FormatRatio(figures.compression_ratio), figures.bytes_per_token)});
+  table.AddRow({"parts", fmt::format("codes {}, scales {}, residual {}, header {}, slack {}",
+                                     FormatBytes(memory.codes()), FormatBytes(memory.scales()),
+                                     FormatBytes(memory.residual()), FormatBytes(memory.header()),
+                                     FormatBytes(memory.slack()))});
+  if (result.upload.first_token > 0) {
+    table.AddRow({"resumed", fmt::format("at token {}", WithThousands(result.upload.first_token))});
+  }
+  table.AddRow(
+      {"append", fmt::format("{} in {:.3f} s: {:.1f} MB/s", FormatBytes(result.upload.sent_bytes),
+                             figures.seconds, figures.mb_per_s)});
+  table.AddRow({"saturated", fmt::format("{} values", WithThousands(info.saturated_values()))});
+  if (!file.ignored_tensors().empty()) {
+    table.AddRow({"ignored", fmt::format("{}", fmt::join(file.ignored_tensors(), ", "))});
+  }
+  std::string text = table.ToString();
+  for (const std::string& line : {result.model.capacity_line(), result.model.scales_line()}) {
+    if (!line.empty()) text += line + "\n";
+  }
+  for (const std::string& notice : result.model.notices()) text += "notice: " + notice + "\n";
+  return text;
+}
+
+int Put(const Session& session, const PutFlags& flags) {
+  const absl::StatusOr<KvFile> file = KvFile::Open(flags.file);
+  if (!file.ok()) return session.BadUsage(file.status());
+  const absl::StatusOr<v1::RegisterModelRequest> request = ModelRequest(flags, *file);
+  if (!request.ok()) return session.BadUsage(request.status());
+  const absl::StatusOr<PutResult> result = Run(session, flags, *file, *request);
+  if (!result.ok()) return session.Refused(result.status());
+  session.terminal().out << (session.flags().json ? ToJsonText(*result, *file)
+                                                  : ToText(*result, *file));
+  return kExitOk;
+}
+
+}  // namespace
+
+Command AddPut(CLI::App& parent, Terminal& terminal) {
+  const NewCommand command = AddCommand(parent, terminal, "put",
+                                        "Store the K and V of a safetensors file as one sequence");
+  const auto flags = std::make_shared<PutFlags>();
+  CLI::App& app = *command.app;
+  app.add_option("file", flags->file,
+                 "Holds layers.N.k and layers.N.v, [tokens, kv_heads, head_dim], BF16, F16 or F32")
+      ->required();
+  app.add_option("--sequence", flags->sequence, "Id of the sequence")->required();
+  app.add_option("--model", flags->model,
+                 "Hugging Face config.json of the model; without it the file's shapes say it");
+  app.add_option("--model-name", flags->model_name, "Name of the model; the file's if not given");
+  app.add_option("--kv-cache-dtype", flags->kv_cache_dtype, "Format to store in")
+      ->capture_default_str();
+  app.add_option("--kv-cache-dtype-skip-layers", flags->skip_layers,
+                 "Layers kept in the source dtype: indices and/or sliding_window, by commas")
+      ->delimiter(',')
+      ->allow_extra_args(false);
+  app.add_option("--page-tokens", flags->page_tokens, "Tokens of a page; 0: the server's default")
+      ->capture_default_str();
+  app.add_option("--max-tokens", flags->max_tokens,
+                 "Tokens per request in the capacity line; 0: the server's default")
+      ->capture_default_str();
+  app.add_option("--chunk-tokens", flags->chunk_tokens, "Tokens of one layer in a message")
+      ->check(CLI::Range(1U, 1U << 24U))
+      ->capture_default_str();
+  app.add_option("--k-scale", flags->k_scale, "FP8 scale of K: one, or one per KV head by commas")
+      ->delimiter(',')
+      ->allow_extra_args(false);
+  app.add_option("--v-scale", flags->v_scale, "FP8 scale of V: one, or one per KV head by commas")
+      ->delimiter(',')
+      ->allow_extra_args(false);
+  app.add_flag("--saturate", flags->saturate,
+               "Store Inf and NaN saturated instead of refusing them");
+  app.add_flag("--no-seal", flags->no_seal, "Leave the sequence open");
+  app.add_flag("--progress", flags->progress, "Tell progress even where stderr is no terminal");
+  return {command.app, [session = command.session, flags] { return Put(*session, *flags); }};
+}
+
+}  // namespace kvtier::client

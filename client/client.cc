@@ -1,0 +1,232 @@
+#include "client/client.h"
+
+#include <fmt/format.h>
+#include <grpcpp/create_channel.h>
+#include <grpcpp/security/credentials.h>
+#include <grpcpp/support/channel_arguments.h>
+
+#include <cstring>
+#include <utility>
+
+#include "absl/time/clock.h"
+#include "cachestore/base/status_macros.h"
+#include "client/append_reactor.h"
+#include "client/grpc_status.h"
+#include "client/read_check.h"
+#include "client/read_reactor.h"
+#include "kvtier/v1/kv_tier.grpc.pb.h"
+
+namespace kvtier::client {
+namespace {
+
+constexpr int kMaxReceiveBytes = 16 << 20;
+constexpr int kKeepaliveTimeMs = 30'000;
+constexpr int kKeepaliveTimeoutMs = 10'000;
+
+grpc::ChannelArguments ChannelArguments() {
+  grpc::ChannelArguments arguments;
+  arguments.SetMaxReceiveMessageSize(kMaxReceiveBytes);
+  arguments.SetMaxSendMessageSize(-1);  // the server says what is too large, with its limit
+  arguments.SetInt(GRPC_ARG_KEEPALIVE_TIME_MS, kKeepaliveTimeMs);
+  arguments.SetInt(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, kKeepaliveTimeoutMs);
+  arguments.SetInt(GRPC_ARG_KEEPALIVE_PERMIT_WITHOUT_CALLS, 1);
+  arguments.SetInt(GRPC_ARG_HTTP2_MAX_PINGS_WITHOUT_DATA, 0);
+  // One TCP connection a client: two heavy streams on one connection share its speed.
+  arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
+  return arguments;
+}
+
+// Copies one chunk's K or V to where its layer is put together.
+absl::Status Scatter(const std::string& chunk, const ReadGeometry& geometry, std::uint64_t first,
+                     std::span<std::byte> layer) {
+  const std::uint64_t token_bytes = geometry.heads * geometry.vector_bytes;
+  if (token_bytes == 0) return absl::OkStatus();
+  return ForEachRun(geometry, first, chunk.size() / token_bytes, [&](const ByteRun& run) {
+    std::memcpy(layer.data() + run.layer_offset, chunk.data() + run.chunk_offset, run.size);
+    return absl::OkStatus();
+  });
+}
+
+absl::Status CheckTargets(const v1::SequenceManifest& sequence,
+                          const std::vector<LayerTarget>& targets) {
+  if (static_cast<int>(targets.size()) != sequence.layers_size()) {
+    return absl::InvalidArgumentError(fmt::format("sequence {} has {} layers, but {} targets",
+                                                  sequence.sequence(), sequence.layers_size(),
+                                                  targets.size()));
+  }
+  for (int i = 0; i < sequence.layers_size(); ++i) {
+    const v1::LayerManifest& layer = sequence.layers(i);
+    const LayerTarget& target = targets[static_cast<std::size_t>(i)];
+    const std::uint64_t values =
+        sequence.num_tokens() * layer.num_heads() * DtypeBytes(layer.dtype());
+    const std::uint64_t k_bytes = values * layer.k_head_dim();
+    const std::uint64_t v_bytes = values * layer.v_head_dim();
+    if (target.k.size() != k_bytes || target.v.size() != v_bytes) {
+      return absl::InvalidArgumentError(fmt::format(
+          "sequence {}, layer {}: targets of {} bytes for K and {} for V; {} and {} are "
+          "needed",
+          sequence.sequence(), layer.layer(), target.k.size(), target.v.size(), k_bytes, v_bytes));
+    }
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+class Client::Impl {
+ public:
+  Impl(const std::string& address, const ClientOptions& options)
+      : options_(options),
+        stub_(grpc::CreateCustomChannel(address, grpc::InsecureChannelCredentials(),
+                                        ChannelArguments())) {}
+
+  v1::KvTierService::Stub& stub() { return stub_; }
+  const ClientOptions& options() const { return options_; }
+  absl::Time StreamDeadline() const { return absl::Now() + options_.stream_limit; }
+
+  template <class Request, class Response>
+  absl::StatusOr<Response> Call(grpc::Status (v1::KvTierService::Stub::*method)(
+                                    grpc::ClientContext*, const Request&, Response*),
+                                const Request& request) {
+    grpc::ClientContext context;
+    context.set_deadline(absl::ToChronoTime(absl::Now() + options_.call_limit));
+    Response response;
+    KVT_RETURN_IF_ERROR(FromGrpc((stub_.*method)(&context, request, &response)));
+    return response;
+  }
+
+ private:
+  const ClientOptions options_;
+  v1::KvTierService::Stub stub_;
+};
+
+Client::Client(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+Client::~Client() = default;
+
+absl::StatusOr<std::unique_ptr<Client>> Client::Connect(const std::string& address,
+                                                        const ClientOptions& options) {
+  if (address.empty()) return absl::InvalidArgumentError("the server's address is empty");
+  if (options.call_limit <= absl::ZeroDuration() || options.stream_limit <= absl::ZeroDuration() ||
+      options.stall_limit <= absl::ZeroDuration()) {
+    return absl::InvalidArgumentError("a limit of the client is not above zero");
+  }
+  return std::unique_ptr<Client>(new Client(std::make_unique<Impl>(address, options)));
+}
+
+absl::StatusOr<v1::RegisterModelResponse> Client::RegisterModel(
+    const v1::RegisterModelRequest& request) {
+  return impl_->Call(&v1::KvTierService::Stub::RegisterModel, request);
+}
+
+absl::StatusOr<v1::SealResponse> Client::Seal(const v1::SealRequest& request) {
+  return impl_->Call(&v1::KvTierService::Stub::Seal, request);
+}
+
+absl::StatusOr<v1::AbortResponse> Client::Abort(const v1::AbortRequest& request) {
+  return impl_->Call(&v1::KvTierService::Stub::Abort, request);
+}
+
+absl::StatusOr<v1::RemoveResponse> Client::Remove(const v1::RemoveRequest& request) {
+  return impl_->Call(&v1::KvTierService::Stub::Remove, request);
+}
+
+absl::StatusOr<v1::DescribeResponse> Client::Describe(const v1::DescribeRequest& request) {
+  return impl_->Call(&v1::KvTierService::Stub::Describe, request);
+}
+
+absl::StatusOr<v1::ListSequencesResponse> Client::ListSequences(
+    const v1::ListSequencesRequest& request) {
+  return impl_->Call(&v1::KvTierService::Stub::ListSequences, request);
+}
+
+absl::StatusOr<v1::CapacityResponse> Client::Capacity(const v1::CapacityRequest& request) {
+  return impl_->Call(&v1::KvTierService::Stub::Capacity, request);
+}
+
+absl::StatusOr<v1::DrainResponse> Client::Drain() {
+  return impl_->Call(&v1::KvTierService::Stub::Drain, v1::DrainRequest());
+}
+
+absl::StatusOr<std::unique_ptr<AppendStream>> Client::OpenAppend(const AppendOptions& options) {
+  if (options.max_unacked_chunks < 1) {
+    return absl::InvalidArgumentError(
+        fmt::format("max_unacked_chunks is {}; at least 1 is needed", options.max_unacked_chunks));
+  }
+  auto reactor = std::make_unique<AppendStream::Reactor>(
+      AppendStream::Reactor::Limits{.max_unacked_chunks = options.max_unacked_chunks,
+                                    .stall = impl_->options().stall_limit,
+                                    .deadline = impl_->StreamDeadline()});
+  KVT_RETURN_IF_ERROR(reactor->Open(impl_->stub(), options.open));
+  return std::make_unique<AppendStream>(std::move(reactor));
+}
+
+absl::StatusOr<ReadResult> Client::Read(const v1::ReadRequest& request,
+                                        const ReadHandlers& handlers) {
+  ReadReactor reactor(impl_->options().stall_limit, impl_->StreamDeadline());
+  reactor.Start(impl_->stub(), request);
+  ReadCheck check;
+  ReadResult result;
+  v1::ReadResponse message;
+  bool begun = false;
+  bool ended = false;
+  for (;;) {
+    KVT_ASSIGN_OR_RETURN(const bool more, reactor.Next(message));
+    if (!more) break;
+    if (ended || begun == message.has_manifest()) {
+      return absl::DataLossError("the read's messages are not manifest, chunks, summary");
+    }
+    if (message.has_manifest()) {
+      begun = true;
+      KVT_RETURN_IF_ERROR(check.Begin(message.manifest(), request.sequences_size()));
+      if (handlers.on_manifest) {
+        KVT_RETURN_IF_ERROR(handlers.on_manifest(message.manifest()));
+      }
+    } else if (message.has_chunk()) {
+      KVT_RETURN_IF_ERROR(check.Take(message.chunk()));
+      if (handlers.on_chunk) {
+        KVT_RETURN_IF_ERROR(handlers.on_chunk(std::move(*message.mutable_chunk())));
+      }
+    } else if (message.has_summary()) {
+      ended = true;
+      result.summary = message.summary();
+    }
+  }
+  if (!ended) return absl::DataLossError("the read ended without a summary");
+  KVT_RETURN_IF_ERROR(check.End());
+  result.manifest = check.manifest();
+  return result;
+}
+
+absl::StatusOr<ReadResult> Client::ReadInto(const v1::ReadRequest& request,
+                                            const PlaceSequence& place) {
+  std::vector<std::vector<LayerTarget>> targets;
+  v1::ReadManifest manifest;
+  ReadHandlers handlers;
+  handlers.on_manifest = [&](const v1::ReadManifest& arrived) {
+    manifest = arrived;
+    for (const v1::SequenceManifest& sequence : manifest.sequences()) {
+      KVT_ASSIGN_OR_RETURN(std::vector<LayerTarget> layers, place(sequence));
+      KVT_RETURN_IF_ERROR(CheckTargets(sequence, layers));
+      targets.push_back(std::move(layers));
+    }
+    return absl::OkStatus();
+  };
+  handlers.on_chunk = [&](const v1::ReadChunk& chunk) {
+    const auto& sequence = manifest.sequences(static_cast<int>(chunk.sequence_index()));
+    const std::uint32_t index = chunk.layer() - sequence.layers(0).layer();
+    const v1::LayerManifest& layer = sequence.layers(static_cast<int>(index));
+    const LayerTarget& target = targets[chunk.sequence_index()][index];
+    const std::uint64_t first = chunk.first_token() - sequence.first_token();
+    ReadGeometry geometry{.layout = request.layout(),
+                          .block_tokens = request.block_tokens(),
+                          .tokens = sequence.num_tokens(),
+                          .heads = layer.num_heads(),
+                          .vector_bytes = layer.k_head_dim() * DtypeBytes(layer.dtype())};
+    KVT_RETURN_IF_ERROR(Scatter(chunk.k(), geometry, first, target.k));
+    geometry.vector_bytes = layer.v_head_dim() * DtypeBytes(layer.dtype());
+    return Scatter(chunk.v(), geometry, first, target.v);
+  };
+  return Read(request, handlers);
+}
+
+}  // namespace kvtier::client

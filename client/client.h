@@ -1,0 +1,88 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "client/append_stream.h"
+#include "kvtier/v1/kv_tier.pb.h"
+
+namespace kvtier::client {
+
+struct ClientOptions {
+  // Of a call with one request and one reply.
+  absl::Duration call_limit = absl::Seconds(30);
+  // Of an append or a read, all of it.
+  absl::Duration stream_limit = absl::Hours(1);
+  // A stream on which nothing moves for this long while the client waits for it is given up.
+  absl::Duration stall_limit = absl::Seconds(30);
+};
+
+// Takes what a read brings, in this order, on the thread that called Read. An error ends the read
+// and becomes its result.
+struct ReadHandlers {
+  std::function<absl::Status(const v1::ReadManifest&)> on_manifest;  // once, may be empty
+  std::function<absl::Status(v1::ReadChunk)> on_chunk;               // in manifest order
+};
+
+struct ReadResult {
+  v1::ReadManifest manifest;
+  v1::ReadSummary summary;
+};
+
+// Where one layer of a sequence goes: [tokens, heads, dim] for NHD, [heads, tokens, dim] for HND,
+// of the manifest's type. The sizes must be exactly that; a V of dim 0 takes none.
+struct LayerTarget {
+  std::span<std::byte> k;
+  std::span<std::byte> v;
+};
+
+// Says where the layers of a sequence go, in the manifest's order; called once for each sequence.
+using PlaceSequence =
+    std::function<absl::StatusOr<std::vector<LayerTarget>>(const v1::SequenceManifest&)>;
+
+// A connection to one kvtier server. Thread-safe; each Client has a connection of its own, so
+// workers that move much data should not share one. Errors carry the server's code and message;
+// ErrorReason() gives their reason.
+class Client {
+ public:
+  // `address` is host:port or unix:PATH. No network yet: a server that cannot be reached is
+  // UNAVAILABLE at the first call, and later calls connect again.
+  static absl::StatusOr<std::unique_ptr<Client>> Connect(const std::string& address,
+                                                         const ClientOptions& options);
+  ~Client();
+
+  absl::StatusOr<v1::RegisterModelResponse> RegisterModel(const v1::RegisterModelRequest& request);
+  // Returns when the server has taken the stream; AppendStream::opened() says from which token on
+  // data is wanted. The stream must go before the client.
+  absl::StatusOr<std::unique_ptr<AppendStream>> OpenAppend(const AppendOptions& options);
+  absl::StatusOr<v1::SealResponse> Seal(const v1::SealRequest& request);
+  absl::StatusOr<v1::AbortResponse> Abort(const v1::AbortRequest& request);
+  absl::StatusOr<v1::RemoveResponse> Remove(const v1::RemoveRequest& request);
+
+  // Every chunk is checked against the manifest before it is handed on, and the whole against what
+  // the manifest promised: DATA_LOSS names what is missing or too much.
+  absl::StatusOr<ReadResult> Read(const v1::ReadRequest& request, const ReadHandlers& handlers);
+  // The same, put together in the caller's memory.
+  absl::StatusOr<ReadResult> ReadInto(const v1::ReadRequest& request, const PlaceSequence& place);
+
+  absl::StatusOr<v1::DescribeResponse> Describe(const v1::DescribeRequest& request);
+  absl::StatusOr<v1::ListSequencesResponse> ListSequences(const v1::ListSequencesRequest& request);
+  absl::StatusOr<v1::CapacityResponse> Capacity(const v1::CapacityRequest& request);
+  absl::StatusOr<v1::DrainResponse> Drain();
+
+ private:
+  class Impl;
+  explicit Client(std::unique_ptr<Impl> impl);
+
+  const std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace kvtier::client

@@ -1,0 +1,179 @@
+#include "client/read_check.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <optional>
+#include <string>
+
+#include "cachestore/base/status_macros.h"
+
+namespace kvtier::client {
+namespace {
+
+absl::Status Loss(const std::string& message) { return absl::DataLossError(message); }
+
+std::string Name(const v1::SequenceManifest& sequence, std::uint64_t layer) {
+  return fmt::format("sequence {}, layer {}", sequence.sequence(), layer);
+}
+
+// Nothing if the product or sum does not fit: a manifest like that can only be wrong.
+std::optional<std::uint64_t> Product(std::initializer_list<std::uint64_t> factors) {
+  std::uint64_t product = 1;
+  for (const std::uint64_t factor : factors) {
+    if (__builtin_mul_overflow(product, factor, &product)) return std::nullopt;
+  }
+  return product;
+}
+
+absl::Status CheckScales(const std::string& name, const v1::LayerManifest& layer) {
+  const auto check = [&](const char* part, int scales) {
+    if (scales == 1 || scales == static_cast<int>(layer.num_heads())) return absl::OkStatus();
+    return Loss(fmt::format("{} comes with {} {} scales for {} heads", name, scales, part,
+                            layer.num_heads()));
+  };
+  if (!IsFp8(layer.dtype())) return absl::OkStatus();
+  KVT_RETURN_IF_ERROR(check("K", layer.k_scale_size()));
+  return layer.v_head_dim() == 0 ? absl::OkStatus() : check("V", layer.v_scale_size());
+}
+
+absl::StatusOr<std::uint64_t> CheckSequence(const v1::SequenceManifest& sequence) {
+  std::uint64_t bytes = 0;
+  for (int i = 0; i < sequence.layers_size(); ++i) {
+    const v1::LayerManifest& layer = sequence.layers(i);
+    const std::string name = Name(sequence, layer.layer());
+    if (layer.layer() != sequence.layers(0).layer() + static_cast<std::uint32_t>(i)) {
+      return Loss(fmt::format("{} stands in place {} of the manifest", name, i));
+    }
+    if (DtypeBytes(layer.dtype()) == 0) {
+      return Loss(fmt::format("{} has the unknown type {}", name, static_cast<int>(layer.dtype())));
+    }
+    KVT_RETURN_IF_ERROR(CheckScales(name, layer));
+    const std::uint64_t dims = std::uint64_t{layer.k_head_dim()} + layer.v_head_dim();
+    const auto size =
+        Product({sequence.num_tokens(), layer.num_heads(), dims, DtypeBytes(layer.dtype())});
+    if (!size || __builtin_add_overflow(bytes, *size, &bytes)) {
+      return Loss(fmt::format("{} is larger than 64 bits can say", name));
+    }
+  }
+  return bytes;
+}
+
+}  // namespace
+
+std::uint64_t DtypeBytes(v1::DType dtype) {
+  switch (dtype) {
+    case v1::DTYPE_BF16:
+    case v1::DTYPE_FP16:
+      return 2;
+    case v1::DTYPE_FP32:
+      return 4;
+    case v1::DTYPE_FP8_E4M3:
+    case v1::DTYPE_FP8_E5M2:
+      return 1;
+    default:
+      return 0;
+  }
+}
+
+bool IsFp8(v1::DType dtype) { return dtype == v1::DTYPE_FP8_E4M3 || dtype == v1::DTYPE_FP8_E5M2; }
+
+absl::Status ReadCheck::Begin(const v1::ReadManifest& manifest, int sequences) {
+  if (manifest.sequences_size() != sequences) {
+    return Loss(fmt::format("the manifest has {} sequences; {} were asked for",
+                            manifest.sequences_size(), sequences));
+  }
+  std::uint64_t bytes = 0;
+  for (const v1::SequenceManifest& sequence : manifest.sequences()) {
+    KVT_ASSIGN_OR_RETURN(const std::uint64_t size, CheckSequence(sequence));
+    if (__builtin_add_overflow(bytes, size, &bytes)) {
+      return Loss("the manifest is larger than 64 bits can say");
+    }
+    next_token_.emplace_back(sequence.layers_size(), sequence.first_token());
+  }
+  if (bytes != manifest.total_bytes()) {
+    return Loss(fmt::format("the manifest says {} bytes, but its layers take {}",
+                            manifest.total_bytes(), bytes));
+  }
+  manifest_ = manifest;
+  return absl::OkStatus();
+}
+
+absl::Status ReadCheck::Take(const v1::ReadChunk& chunk) {
+  if (chunk.sequence_index() >= next_token_.size()) {
+    return Loss(fmt::format("a chunk is of sequence {}; the manifest has {}",
+                            chunk.sequence_index(), next_token_.size()));
+  }
+  const v1::SequenceManifest& sequence = sequence_of(chunk);
+  const std::string name = Name(sequence, chunk.layer());
+  std::vector<std::uint64_t>& next_token = next_token_[chunk.sequence_index()];
+  if (next_token.empty() || chunk.layer() < sequence.layers(0).layer() ||
+      layer_index(chunk) >= next_token.size()) {
+    return Loss(fmt::format("a chunk is of {}, which the manifest does not have", name));
+  }
+  const v1::LayerManifest& layer = sequence.layers(static_cast<int>(layer_index(chunk)));
+  std::uint64_t& next = next_token[layer_index(chunk)];
+  const std::uint64_t left = sequence.first_token() + sequence.num_tokens() - next;
+  if (chunk.first_token() != next || chunk.num_tokens() == 0 || chunk.num_tokens() > left) {
+    return Loss(fmt::format("{}: a chunk brings {} tokens from {}; from {} on {} are expected",
+                            name, chunk.num_tokens(), chunk.first_token(), next, left));
+  }
+  // In range: no larger than the layer, whose size Begin found to fit.
+  const std::uint64_t values =
+      std::uint64_t{chunk.num_tokens()} * layer.num_heads() * DtypeBytes(layer.dtype());
+  const std::uint64_t k_bytes = values * layer.k_head_dim();
+  const std::uint64_t v_bytes = values * layer.v_head_dim();
+  if (chunk.k().size() != k_bytes || chunk.v().size() != v_bytes) {
+    return Loss(fmt::format(
+        "{}: a chunk of {} tokens brings {} bytes of K and {} of V; {} and {} "
+        "are expected",
+        name, chunk.num_tokens(), chunk.k().size(), chunk.v().size(), k_bytes, v_bytes));
+  }
+  next += chunk.num_tokens();
+  return absl::OkStatus();
+}
+
+absl::Status ReadCheck::End() const {
+  for (std::size_t s = 0; s < next_token_.size(); ++s) {
+    const v1::SequenceManifest& sequence = manifest_.sequences(static_cast<int>(s));
+    const std::uint64_t end = sequence.first_token() + sequence.num_tokens();
+    for (std::size_t i = 0; i < next_token_[s].size(); ++i) {
+      if (next_token_[s][i] == end) continue;
+      return Loss(fmt::format("{} ended at token {}; the manifest says {}",
+                              Name(sequence, sequence.layers(static_cast<int>(i)).layer()),
+                              next_token_[s][i], end));
+    }
+  }
+  return absl::OkStatus();
+}
+
+const v1::SequenceManifest& ReadCheck::sequence_of(const v1::ReadChunk& chunk) const {
+  return manifest_.sequences(static_cast<int>(chunk.sequence_index()));
+}
+
+std::size_t ReadCheck::layer_index(const v1::ReadChunk& chunk) const {
+  return chunk.layer() - sequence_of(chunk).layers(0).layer();
+}
+
+absl::Status ForEachRun(const ReadGeometry& geometry, std::uint64_t first, std::uint64_t count,
+                        const std::function<absl::Status(const ByteRun&)>& take) {
+  const std::uint64_t token_bytes = geometry.heads * geometry.vector_bytes;
+  if (token_bytes == 0) return absl::OkStatus();
+  if (geometry.layout != v1::LAYOUT_HND) {
+    return take(
+        {.chunk_offset = 0, .layer_offset = first * token_bytes, .size = count * token_bytes});
+  }
+  const std::uint64_t block = geometry.block_tokens == 0 ? count : geometry.block_tokens;
+  for (std::uint64_t start = 0; start < count; start += block) {
+    const std::uint64_t size = std::min(block, count - start) * geometry.vector_bytes;
+    for (std::uint64_t head = 0; head < geometry.heads; ++head) {
+      KVT_RETURN_IF_ERROR(
+          take({.chunk_offset = start * token_bytes + head * size,
+                .layer_offset = (head * geometry.tokens + first + start) * geometry.vector_bytes,
+                .size = size}));
+    }
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace kvtier::client

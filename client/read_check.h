@@ -1,0 +1,58 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "kvtier/v1/kv_tier.pb.h"
+
+namespace kvtier::client {
+
+// Bytes of one value; 0 for a type this client does not know.
+std::uint64_t DtypeBytes(v1::DType dtype);
+bool IsFp8(v1::DType dtype);
+
+// Holds a read's chunks against its manifest, so that what takes them need not doubt them: layer,
+// tokens and bytes of each, scales of FP8 output, and at the end that nothing is missing. DATA_LOSS
+// says what came and what was promised.
+class ReadCheck {
+ public:
+  // `sequences`: as many as were asked for.
+  absl::Status Begin(const v1::ReadManifest& manifest, int sequences);
+  absl::Status Take(const v1::ReadChunk& chunk);
+  absl::Status End() const;
+
+  const v1::ReadManifest& manifest() const { return manifest_; }
+  const v1::SequenceManifest& sequence_of(const v1::ReadChunk& chunk) const;
+  // Of a chunk that Take passed: the place of its layer in the sequence's manifest.
+  std::size_t layer_index(const v1::ReadChunk& chunk) const;
+
+ private:
+  v1::ReadManifest manifest_;
+  std::vector<std::vector<std::uint64_t>> next_token_;  // by sequence and layer of the manifest
+};
+
+// One stretch of bytes that lies together both in a chunk and in the whole layer.
+struct ByteRun {
+  std::uint64_t chunk_offset = 0;
+  std::uint64_t layer_offset = 0;
+  std::uint64_t size = 0;
+};
+
+// How the tokens of a read lie: in a chunk as whole blocks, in the layer as one array of `tokens`.
+struct ReadGeometry {
+  v1::Layout layout = v1::LAYOUT_NHD;
+  std::uint64_t block_tokens = 0;  // as asked for; 0: a chunk is one block
+  std::uint64_t tokens = 0;        // of the layer
+  std::uint64_t heads = 0;
+  std::uint64_t vector_bytes = 0;  // one head of one token
+};
+
+// Calls `take` for each run of a chunk with the tokens [first, first + count) of the layer (counted
+// from the read's first token), in the chunk's order; stops at an error and returns it.
+absl::Status ForEachRun(const ReadGeometry& geometry, std::uint64_t first, std::uint64_t count,
+                        const std::function<absl::Status(const ByteRun&)>& take);
+
+}  // namespace kvtier::client
