@@ -1,0 +1,264 @@
+// Append and Read over loopback gRPC, beside a plain gRPC stream of the same messages in the same
+// run. Both servers are processes of their own, driven by the same client; what kvtierd takes
+// longer is what it does with the bytes.
+#include <sys/resource.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <iostream>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "bench/plain_server.h"
+#include "bench/server_process.h"
+#include "client/client.h"
+#include "kvtier/version.h"
+
+namespace kvtier::bench {
+namespace {
+
+constexpr int kLayers = 4, kHeads = 8, kDim = 128;
+constexpr std::uint32_t kChunkTokens = 256;  // 1 MiB of K and V of one layer
+
+struct Options {
+  int tokens = 4096;
+  int runs = 5;
+  std::string formats = "auto,fp8,int8_per_token_head,kivi4,kivi2";
+  bool json = false;
+  double gigabytes() const {
+    return static_cast<double>(tokens) * kLayers * kHeads * kDim * 4 / 1e9;
+  }
+};
+
+struct Cost {
+  double gb_per_s = 0;
+  double server_cpu_s_per_gb = 0;
+};
+struct Row {
+  std::string name;
+  Cost append;
+  Cost read;
+};
+
+[[noreturn]] void Die(const absl::Status& status) {
+  std::cerr << status << '\n';
+  std::exit(1);
+}
+
+// Values as a cache holds them, close enough: bf16 of N(0, 1).
+std::string RandomBf16(std::size_t count) {
+  std::mt19937 random(1);
+  std::normal_distribution<float> normal;
+  std::string bytes(count * 2, '\0');
+  for (std::size_t i = 0; i < count; ++i) {
+    const float value = normal(random);
+    std::memcpy(bytes.data() + 2 * i, reinterpret_cast<const char*>(&value) + 2, 2);
+  }
+  return bytes;
+}
+
+v1::RegisterModelRequest ModelAs(const std::string& kv_cache_dtype) {
+  v1::RegisterModelRequest request;
+  request.mutable_spec()->set_name("bench");
+  request.mutable_spec()->set_source_dtype(v1::DTYPE_BF16);
+  for (int i = 0; i < kLayers; ++i) {
+    v1::LayerSpec& layer = *request.mutable_spec()->add_layers();
+    layer.set_kv_heads(kHeads);
+    layer.set_k_head_dim(kDim);
+    layer.set_v_head_dim(kDim);
+  }
+  request.mutable_policy()->set_kv_cache_dtype(kv_cache_dtype);
+  return request;
+}
+
+double Seconds(std::chrono::steady_clock::time_point since) {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - since).count();
+}
+
+// The median over runs of one server's append or read.
+class Meter {
+ public:
+  Meter(const ServerProcess& server, const Options& options) : server_(server), options_(options) {}
+
+  template <class F>
+  void Run(F work) {
+    const double cpu = server_.CpuSeconds();
+    const auto begin = std::chrono::steady_clock::now();
+    work();
+    rates_.push_back(options_.gigabytes() / Seconds(begin));
+    cpu_ += server_.CpuSeconds() - cpu;
+  }
+  Cost cost() {
+    std::sort(rates_.begin(), rates_.end());
+    return {rates_[rates_.size() / 2],
+            cpu_ / (options_.gigabytes() * static_cast<double>(rates_.size()))};
+  }
+
+ private:
+  const ServerProcess& server_;
+  const Options& options_;
+  std::vector<double> rates_;
+  double cpu_ = 0;
+};
+
+void Append(client::Client& client, const std::string& model_id, const std::string& sequence,
+            const Options& options, const std::string& values) {
+  client::AppendOptions append;
+  append.open.set_sequence(sequence);
+  append.open.set_model_id(model_id);
+  auto stream = client.OpenAppend(append);
+  if (!stream.ok()) Die(stream.status());
+  for (std::uint32_t token = 0; token < static_cast<std::uint32_t>(options.tokens);
+       token += kChunkTokens) {
+    for (std::uint32_t layer = 0; layer < kLayers; ++layer) {
+      v1::AppendChunk chunk;
+      chunk.set_first_layer(layer);
+      chunk.set_first_token(token);
+      chunk.set_num_tokens(kChunkTokens);
+      chunk.set_k(values);
+      chunk.set_v(values);
+      if (absl::Status sent = (*stream)->Send(std::move(chunk)); !sent.ok()) Die(sent);
+    }
+  }
+  if (auto done = (*stream)->Finish(); !done.ok()) Die(done.status());
+}
+
+void Read(client::Client& client, const std::string& sequence) {
+  v1::ReadRequest read;
+  read.add_sequences()->set_sequence(sequence);
+  if (auto done = client.Read(read, {}); !done.ok()) Die(done.status());
+}
+
+// One name serves both: the plain server reads the shape out of it.
+std::string SequenceName(const Options& options) {
+  return std::to_string(kLayers) + " " + std::to_string(kHeads) + " " + std::to_string(kDim) + " " +
+         std::to_string(options.tokens);
+}
+
+Row Measure(const ServerProcess& server, const std::string& kv_cache_dtype, const Options& options,
+            const std::string& values, bool plain) {
+  auto client = client::Client::Connect(server.listen(), {});
+  if (!client.ok()) Die(client.status());
+  std::string model_id;
+  if (!plain) {
+    const auto registered = (*client)->RegisterModel(ModelAs(kv_cache_dtype));
+    if (!registered.ok()) Die(registered.status());
+    model_id = registered->model_id();
+  }
+  const std::string name = SequenceName(options);
+  Meter append(server, options), read(server, options);
+  for (int run = 0; run <= options.runs; ++run) {
+    const auto write = [&] { Append(**client, model_id, name, options, values); };
+    const auto fetch = [&] { Read(**client, name); };
+    if (run == 0) {  // warms both ends up
+      write();
+      fetch();
+    } else {
+      append.Run(write);
+      read.Run(fetch);
+    }
+    if (plain) continue;
+    v1::RemoveRequest remove;
+    remove.set_sequence(name);
+    if (auto removed = (*client)->Remove(remove); !removed.ok()) Die(removed.status());
+  }
+  return {kv_cache_dtype, append.cost(), read.cost()};
+}
+
+std::string CpuModel() {
+  std::ifstream info("/proc/cpuinfo");
+  for (std::string line; std::getline(info, line);) {
+    if (line.starts_with("model name")) return line.substr(line.find(": ") + 2);
+  }
+  return "unknown CPU";
+}
+
+void PrintTable(const std::vector<Row>& rows, const Options& options) {
+  std::printf("%s, commit %s\n", CpuModel().c_str(), kRevision);
+  std::printf(
+      "%d tokens of %d layers x %d heads x %d, bf16, 1 MiB chunks, one stream over loopback, "
+      "median of %d\n\n",
+      options.tokens, kLayers, kHeads, kDim, options.runs);
+  std::printf("%-22s %12s %8s %10s %12s %8s %10s\n", "", "append GB/s", "/ plain", "CPU s/GB",
+              "read GB/s", "/ plain", "CPU s/GB");
+  for (const Row& row : rows) {
+    std::printf("%-22s %12.2f %8.2f %10.2f %12.2f %8.2f %10.2f\n", row.name.c_str(),
+                row.append.gb_per_s, row.append.gb_per_s / rows[0].append.gb_per_s,
+                row.append.server_cpu_s_per_gb, row.read.gb_per_s,
+                row.read.gb_per_s / rows[0].read.gb_per_s, row.read.server_cpu_s_per_gb);
+  }
+  std::printf("\nGB are of 16-bit source bytes; CPU is the server's.\n");
+}
+
+void PrintJson(const std::vector<Row>& rows, const Options& options) {
+  nlohmann::json out = {{"machine", CpuModel()}, {"commit", kRevision}, {"tokens", options.tokens}};
+  for (const Row& row : rows) {
+    out["rows"].push_back({{"format", row.name},
+                           {"append_gb_per_s", row.append.gb_per_s},
+                           {"append_over_plain", row.append.gb_per_s / rows[0].append.gb_per_s},
+                           {"append_server_cpu_s_per_gb", row.append.server_cpu_s_per_gb},
+                           {"read_gb_per_s", row.read.gb_per_s},
+                           {"read_over_plain", row.read.gb_per_s / rows[0].read.gb_per_s},
+                           {"read_server_cpu_s_per_gb", row.read.server_cpu_s_per_gb}});
+  }
+  std::cout << out.dump(2) << '\n';
+}
+
+int Run(const Options& options, const std::string& self) {
+  const std::string values = RandomBf16(std::size_t{kChunkTokens} * kHeads * kDim);
+  std::vector<Row> rows;
+  const auto progress = [](const std::string& name) {
+    std::cerr << "measuring " << name << "...\n";
+  };
+  {
+    progress("a plain stream");
+    const ServerProcess plain({self, "--plain-server="});
+    rows.push_back(Measure(plain, "plain stream", options, values, true));
+  }
+  const std::string kvtierd = std::filesystem::path(self).replace_filename("kvtierd");
+  const ServerProcess server({kvtierd, "--listen=127.0.0.1:0", "--health-listen=127.0.0.1:0",
+                              "--metrics-listen=", "--memory=512MiB", "--log-level=error",
+                              "--ready-file="});
+  std::istringstream formats(options.formats);
+  for (std::string format; std::getline(formats, format, ',');) {
+    progress(format);
+    rows.push_back(Measure(server, format, options, values, false));
+  }
+  if (options.json) {
+    PrintJson(rows, options);
+  } else {
+    PrintTable(rows, options);
+  }
+  return 0;
+}
+
+}  // namespace
+}  // namespace kvtier::bench
+
+int main(int argc, char** argv) {
+  kvtier::bench::Options options;
+  std::string plain_ready_file;
+  CLI::App app("Append and Read over loopback gRPC, beside a plain gRPC stream in the same run");
+  app.add_option("--tokens", options.tokens, "tokens of the sequence")
+      ->check(CLI::Range(256, 8192))
+      ->capture_default_str();
+  app.add_option("--runs", options.runs, "runs of which the median counts")
+      ->check(CLI::Range(1, 100))
+      ->capture_default_str();
+  app.add_option("--formats", options.formats, "comma-separated kv_cache_dtypes")
+      ->capture_default_str();
+  app.add_flag("--json", options.json, "print JSON");
+  app.add_option("--plain-server", plain_ready_file)->group("");  // for the program's own use
+  CLI11_PARSE(app, argc, argv);
+  if (!plain_ready_file.empty()) return kvtier::bench::RunPlainServer(plain_ready_file.c_str());
+  options.tokens = options.tokens / 256 * 256;  // whole chunks
+  return kvtier::bench::Run(options, std::filesystem::canonical("/proc/self/exe"));
+}
