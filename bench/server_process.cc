@@ -20,7 +20,7 @@ namespace kvtier::bench {
 
 ServerProcess::ServerProcess(std::vector<std::string> command) {
   folder_ = (std::filesystem::temp_directory_path() / "kvtier-bench-XXXXXX").string();
-  if (mkdtemp(folder_.data()) == nullptr) std::exit(1);
+  if (mkdtemp(folder_.data()) == nullptr) std::_Exit(1);
   const std::string ready = folder_ + "/ready.json";
   command.back() += ready;
   std::vector<char*> argv;
@@ -34,7 +34,7 @@ ServerProcess::ServerProcess(std::vector<std::string> command) {
   const auto addresses = nlohmann::json::parse(std::ifstream(ready), nullptr, false);
   if (addresses.is_discarded()) {
     std::fprintf(stderr, "%s did not get ready within 10 s\n", command[0].c_str());
-    std::exit(1);
+    std::_Exit(1);
   }
   listen_ = addresses.at("listen");
 }

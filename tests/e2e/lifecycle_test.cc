@@ -122,7 +122,7 @@ TEST(Lifecycle, AReaderThatStopsReadingCostsOthersNothing) {
   // removed.
   client::ReadHandlers handlers;
   int chunks = 0;
-  handlers.on_chunk = [&](v1::ReadChunk) -> absl::Status {
+  handlers.on_chunk = [&](const v1::ReadChunk&) -> absl::Status {
     if (++chunks > 1) return absl::OkStatus();
     const auto other = server.Connect();
     EXPECT_THAT(other->Read(read, {}), IsOk());
