@@ -7,7 +7,6 @@
 #include <algorithm>
 #include <cstdio>
 #include <cstring>
-#include <fstream>
 #include <functional>
 #include <iostream>
 #include <memory>
@@ -16,6 +15,7 @@
 #include <string>
 #include <vector>
 
+#include "bench/machine.h"
 #include "kernels/codec_table.h"
 #include "kernels/host_codec.h"
 #include "kvtier/version.h"
@@ -66,6 +66,8 @@ std::vector<Format> Formats(ElementType source) {
   return formats;
 }
 
+constexpr std::size_t kPattern = std::size_t{1} << 20;  // values; the data repeats them
+
 // 16-bit values, room for what is stored of them, and for what is read back. All of it is touched,
 // so that no page fault is timed.
 class Data {
@@ -76,7 +78,6 @@ class Data {
         stored_(Touched(bytes())),
         read_(Touched(bytes())),
         source_(source) {
-    constexpr std::size_t kPattern = std::size_t{1} << 20;  // values; the data repeats them
     std::mt19937 random(1);
     std::normal_distribution<float> normal;
     std::vector<std::uint16_t> pattern(std::min(kPattern, bytes() / 2));
@@ -179,15 +180,6 @@ Result Measure(const Data& data, const Options& options) {
   }
   result.copy = gigabytes / Median(copies);
   return result;
-}
-
-std::string CpuModel() {
-  std::ifstream file("/proc/cpuinfo");
-  for (std::string line; std::getline(file, line);) {
-    const auto colon = line.find(": ");
-    if (line.starts_with("model name") && colon != std::string::npos) return line.substr(colon + 2);
-  }
-  return "unknown";
 }
 
 void PrintTable(const Result& result, const Options& options) {

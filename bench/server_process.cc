@@ -6,12 +6,11 @@
 
 #include <chrono>
 #include <csignal>
-#include <cstdio>
-#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
 #include <sstream>
+#include <stdexcept>
 #include <thread>
 
 extern char** environ;
@@ -20,10 +19,11 @@ namespace kvtier::bench {
 
 ServerProcess::ServerProcess(std::vector<std::string> command) {
   folder_ = (std::filesystem::temp_directory_path() / "kvtier-bench-XXXXXX").string();
-  if (mkdtemp(folder_.data()) == nullptr) std::_Exit(1);
+  if (mkdtemp(folder_.data()) == nullptr) throw std::runtime_error(folder_ + " can't be made");
   const std::string ready = folder_ + "/ready.json";
   command.back() += ready;
   std::vector<char*> argv;
+  argv.reserve(command.size() + 1);
   for (std::string& argument : command) argv.push_back(argument.data());
   argv.push_back(nullptr);
   if (posix_spawn(&pid_, argv[0], nullptr, nullptr, argv.data(), environ) == 0) {
@@ -33,15 +33,19 @@ ServerProcess::ServerProcess(std::vector<std::string> command) {
   }
   const auto addresses = nlohmann::json::parse(std::ifstream(ready), nullptr, false);
   if (addresses.is_discarded()) {
-    std::fprintf(stderr, "%s did not get ready within 10 s\n", command[0].c_str());
-    std::_Exit(1);
+    Stop();
+    throw std::runtime_error(command[0] + " did not get ready within 10 s");
   }
   listen_ = addresses.at("listen");
 }
 
-ServerProcess::~ServerProcess() {
-  kill(pid_, SIGKILL);
-  waitpid(pid_, nullptr, 0);
+ServerProcess::~ServerProcess() { Stop(); }
+
+void ServerProcess::Stop() {
+  if (pid_ > 0) {
+    kill(pid_, SIGKILL);
+    waitpid(pid_, nullptr, 0);
+  }
   std::filesystem::remove_all(folder_);
 }
 

@@ -11,8 +11,8 @@ namespace kvtier::bench {
 // this goes.
 class ServerProcess {
  public:
-  // The last argument gets the ready file's path appended. Exits the program with a message when it
-  // does not get ready.
+  // The last argument gets the ready file's path appended. Throws std::runtime_error when it does
+  // not get ready.
   explicit ServerProcess(std::vector<std::string> command);
   ServerProcess(const ServerProcess&) = delete;
   ServerProcess& operator=(const ServerProcess&) = delete;
@@ -23,6 +23,8 @@ class ServerProcess {
   double CpuSeconds() const;
 
  private:
+  void Stop();
+
   pid_t pid_ = 0;
   std::string folder_;
   std::string listen_;

@@ -9,14 +9,15 @@
 #include <cstdio>
 #include <cstring>
 #include <filesystem>
-#include <fstream>
 #include <iostream>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <random>
+#include <stdexcept>
 #include <string>
 #include <vector>
 
+#include "bench/machine.h"
 #include "bench/plain_server.h"
 #include "bench/server_process.h"
 #include "client/client.h"
@@ -48,10 +49,8 @@ struct Row {
   Cost read;
 };
 
-[[noreturn]] void Die(const absl::Status& status) {
-  std::cerr << status << '\n';
-  std::_Exit(1);
-}
+// Thrown, so that the servers are stopped on the way out.
+[[noreturn]] void Die(const absl::Status& status) { throw std::runtime_error(status.ToString()); }
 
 // Values as a cache holds them, close enough: bf16 of N(0, 1).
 std::string RandomBf16(std::size_t count) {
@@ -173,14 +172,6 @@ Row Measure(const ServerProcess& server, const std::string& kv_cache_dtype, cons
   return {kv_cache_dtype, append.cost(), read.cost()};
 }
 
-std::string CpuModel() {
-  std::ifstream info("/proc/cpuinfo");
-  for (std::string line; std::getline(info, line);) {
-    if (line.starts_with("model name")) return line.substr(line.find(": ") + 2);
-  }
-  return "unknown CPU";
-}
-
 void PrintTable(const std::vector<Row>& rows, const Options& options) {
   std::printf("%s, commit %s\n", CpuModel().c_str(), kRevision);
   std::printf(
@@ -243,8 +234,7 @@ int Run(const Options& options, const std::string& self) {
 }  // namespace
 }  // namespace kvtier::bench
 
-// NOLINTNEXTLINE(bugprone-exception-escape): it ends the program, with a trace
-int main(int argc, char** argv) {
+int main(int argc, char** argv) try {
   kvtier::bench::Options options;
   std::string plain_ready_file;
   CLI::App app("Append and Read over loopback gRPC, beside a plain gRPC stream in the same run");
@@ -262,4 +252,7 @@ int main(int argc, char** argv) {
   if (!plain_ready_file.empty()) return kvtier::bench::RunPlainServer(plain_ready_file.c_str());
   options.tokens = options.tokens / 256 * 256;  // whole chunks
   return kvtier::bench::Run(options, std::filesystem::canonical("/proc/self/exe"));
+} catch (const std::exception& error) {
+  std::fprintf(stderr, "%s\n", error.what());
+  return 1;
 }

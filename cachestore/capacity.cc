@@ -32,8 +32,4 @@ ModelCapacity CapacityOf(const Model& model, const ModelTotals& totals, std::int
   return capacity;
 }
 
-ModelCapacity CapacityOf(const ModelEntry& entry, std::int64_t free) {
-  return CapacityOf(entry.model(), entry.totals(), free);
-}
-
 }  // namespace kvtier::cachestore

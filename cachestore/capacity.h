@@ -29,6 +29,4 @@ struct ModelCapacity {
 // nothing.
 ModelCapacity CapacityOf(const Model& model, const ModelTotals& totals, std::int64_t free);
 
-ModelCapacity CapacityOf(const ModelEntry& entry, std::int64_t free);
-
 }  // namespace kvtier::cachestore

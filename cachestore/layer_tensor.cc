@@ -11,8 +11,6 @@
 namespace kvtier::cachestore {
 namespace {
 
-std::int64_t RoundUp(std::int64_t n, std::int64_t to) { return (n + to - 1) / to * to; }
-
 // Values as they are: what the residual stores.
 kernels::Codec SourceCodec(ElementType source) {
   return {.id = kernels::CodecId::kRaw, .element = source};
@@ -85,7 +83,7 @@ void LayerTensor::Queue(absl::Span<const HeadAdvance> heads, const SourceTensor&
     const std::int64_t codes_before = model_->residual.CodeTokens(head.from);
     const std::int64_t codes = model_->residual.CodeTokens(head.to);
     // Codes up to here come from the residual: what it holds, and the block that it has begun.
-    const std::int64_t in_residual = std::min(codes, RoundUp(head.from, model_->residual.block));
+    const std::int64_t in_residual = std::min(codes, AlignUp(head.from, model_->residual.block));
     QueueResidual(queue, head.from, in_residual, batches.fill);
     QueueCodes(queue, codes_before, in_residual, true, batches.encode);
     QueueCodes(queue, std::max(in_residual, codes_before), codes, false, batches.encode);
@@ -173,7 +171,7 @@ TensorPins LayerTensor::Pin(std::int64_t first_token, std::int64_t end_token,
                             absl::Span<const std::int64_t> received) const {
   TensorPins pins{.model = model_, .first_page = first_token / model_->layout.page_tokens};
   const std::int64_t end_page =
-      RoundUp(end_token, model_->layout.page_tokens) / model_->layout.page_tokens;
+      AlignUp(end_token, model_->layout.page_tokens) / model_->layout.page_tokens;
   for (std::int64_t page = pins.first_page;
        page < std::min(end_page, static_cast<std::int64_t>(parts_.size())); ++page) {
     const std::shared_ptr<Part>& part = parts_[static_cast<std::size_t>(page)];

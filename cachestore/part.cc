@@ -64,8 +64,7 @@ bool Part::Verify(int head, Device& device) const {
   device.Fetch(&entry, memory_.data() + kPartHeaderBytes + head * kHeadEntryBytes, kHeadEntryBytes);
   const HeadEntry want{.checksum = device.Checksum(SliceAt(head), layout().slice_bytes),
                        .scale = ScaleOf(head)};
-  return std::memcmp(&header, &header_, kPartHeaderBytes) == 0 &&
-         std::memcmp(&entry, &want, kHeadEntryBytes) == 0;
+  return std::memcmp(&header, &header_, kPartHeaderBytes) == 0 && entry == want;
 }
 
 }  // namespace kvtier::cachestore

@@ -45,6 +45,8 @@ struct HeadEntry {
       0;  // XXH3-64 of the head's slice, codes and scales together; 0 until the slice is full
   float scale = 0;  // FP8 with a scale known beforehand; else 0
   std::uint32_t reserved = 0;
+
+  bool operator==(const HeadEntry&) const = default;
 };
 static_assert(sizeof(HeadEntry) == kHeadEntryBytes, "HeadEntry is a byte layout");
 

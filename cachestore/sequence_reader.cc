@@ -65,9 +65,9 @@ absl::StatusOr<SequenceReader> SequenceReader::Make(SequencePins pins, const Rea
   const SequencePins& p = reader.pins_;
   for (int i = 0; i < p.shard.num_layers; ++i) {
     const SequencePins::Layer& layer = p.layers[static_cast<std::size_t>(i)];
-    const LayerModel& model =
-        p.model->model().layers[static_cast<std::size_t>(p.shard.first_layer + i)];
-    LayerOutput out{.layer = p.shard.first_layer + i,
+    const int index = p.shard.first_layer + i;
+    const LayerModel& model = p.model->model().layers[static_cast<std::size_t>(index)];
+    LayerOutput out{.layer = index,
                     .heads = p.shard.HeadsIn(model.spec.kv_heads),
                     .k_dim = model.k.dim(),
                     .v_dim = model.v.dim(),
@@ -171,7 +171,7 @@ void SequenceReader::QueueRows(const TensorPins& tensor, int head, kernels::Deco
   std::int64_t token = first_token;
   const std::int64_t end = first_token + run.tokens;
   while (token < end) {
-    std::int64_t until = end;
+    std::int64_t until;  // where what lies together ends
     if (token < codes) {
       const std::int64_t page = token / layout.page_tokens;
       until = std::min({end, codes, (page + 1) * layout.page_tokens});

@@ -15,12 +15,13 @@ namespace {
 // Resolves "0: all that follow", of each layer, and checks that the shard lies inside every layer.
 absl::StatusOr<Shard> ResolveShard(Shard shard, const Model& model) {
   const int layers = static_cast<int>(model.layers.size());
+  const Shard asked = shard;
   if (shard.num_layers == 0) shard.num_layers = layers - shard.first_layer;
   if (shard.first_layer < 0 || shard.num_layers < 1 ||
       shard.num_layers > layers - shard.first_layer) {
     return Error(Reason::kInvalidField,
                  fmt::format("first_layer {} and num_layers {} are outside the model's {} layers",
-                             shard.first_layer, shard.num_layers, layers));
+                             asked.first_layer, asked.num_layers, layers));
   }
   const bool to_the_last = shard.num_heads == 0;
   for (int layer = shard.first_layer; layer < shard.end_layer(); ++layer) {
@@ -31,7 +32,7 @@ absl::StatusOr<Shard> ResolveShard(Shard shard, const Model& model) {
       return Error(
           Reason::kInvalidField,
           fmt::format("first_head {} and num_heads {} are outside the {} KV heads of layer {}",
-                      shard.first_head, shard.num_heads, heads, layer));
+                      asked.first_head, asked.num_heads, heads, layer));
     }
   }
   return shard;
@@ -149,6 +150,7 @@ std::vector<SequenceDescription> Store::List(const SequenceKey& after, int limit
     }
   }
   std::vector<SequenceDescription> descriptions;
+  descriptions.reserve(found.size());
   for (const std::shared_ptr<Sequence>& sequence : found)
     descriptions.push_back(sequence->Describe(false));
   return descriptions;

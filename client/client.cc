@@ -8,6 +8,7 @@
 #include <cstring>
 #include <utility>
 
+#include "absl/strings/numbers.h"
 #include "absl/time/clock.h"
 #include "cachestore/base/status_macros.h"
 #include "client/append_reactor.h"
@@ -106,6 +107,12 @@ Client::~Client() = default;
 absl::StatusOr<std::unique_ptr<Client>> Client::Connect(const std::string& address,
                                                         const ClientOptions& options) {
   if (address.empty()) return absl::InvalidArgumentError("the server's address is empty");
+  // gRPC would take the port modulo 65536.
+  if (std::int64_t port = 1; absl::SimpleAtoi(address.substr(address.rfind(':') + 1), &port) &&
+                             (port < 1 || port > 65535)) {
+    return absl::InvalidArgumentError(
+        fmt::format("the server's address is {}; want a port of 1 to 65535", address));
+  }
   if (options.call_limit <= absl::ZeroDuration() || options.stream_limit <= absl::ZeroDuration() ||
       options.stall_limit <= absl::ZeroDuration()) {
     return absl::InvalidArgumentError("a limit of the client is not above zero");

@@ -15,7 +15,7 @@ template <class Out>
 std::uint32_t StoreRow(const float* values, int dim, float out_scale, Out* out) {
   std::uint32_t saturated = 0;
   for (int c = 0; c < dim; ++c) {
-    float value = values[c];
+    float value = values[c];  // NOLINT(clang-analyzer-core.uninitialized.Assign): decoded before
     if constexpr (sizeof(Out) == 1) value = value / out_scale;
     saturated += Overflows<Out>(value) ? 1u : 0u;
     out[c] = Saturate<Out>(value);
@@ -93,7 +93,7 @@ std::uint64_t DecodeKiviChannel(const DecodeRun& run) {
     if (unit != loaded) {
       const std::byte* stored = in + std::int64_t{planes} * dim;
       for (int c = 0; c < dim; ++c) {
-        Fp16 scale, minimum;  // at any address where dim is odd
+        Fp16 scale{}, minimum{};  // at any address where dim is odd
         std::memcpy(&scale, stored + 2 * c, 2);
         std::memcpy(&minimum, stored + 2 * (dim + c), 2);
         scales[c] = ToFloat(scale);
@@ -123,7 +123,7 @@ std::uint64_t DecodeKiviToken(const DecodeRun& run) {
     const auto* codes = reinterpret_cast<const std::uint8_t*>(row);
     const std::byte* scales = row + run.dim * kBits / 8;
     for (int g = 0; g < groups; ++g) {
-      Fp16 scale, minimum;
+      Fp16 scale{}, minimum{};
       std::memcpy(&scale, scales + 2 * g, 2);
       std::memcpy(&minimum, scales + 2 * (groups + g), 2);
       const float s = ToFloat(scale), m = ToFloat(minimum);

@@ -114,6 +114,9 @@ def main():
     for label, names in (("findings", failed), ("not reached", late), ("not in the build", unknown)):
         for name in names:
             print(f"  {label}: {name}")
+    if wanted and len(late) == len(wanted):
+        print("clang-tidy: no file was reached: nothing is known")
+        return 1
     return 1 if failed else 0
 
 

@@ -7,8 +7,8 @@
 #include <chrono>
 #include <csignal>
 #include <cstdio>
-#include <fstream>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <random>
 #include <string>
 #include <thread>
@@ -20,6 +20,7 @@
 #include "service/config/config.h"
 #include "service/log.h"
 #include "service/metrics/exporter.h"
+#include "service/ready_file.h"
 #include "service/rpc/server.h"
 
 namespace kvtier::service {
@@ -47,18 +48,12 @@ int Fail(const absl::Status& status) {
   return 1;
 }
 
-// The real addresses, for whoever started this process. Renamed into place: a reader finds all of
-// it or nothing.
-absl::Status WriteReadyFile(const std::string& path, const Server& server,
-                            const std::string& metrics) {
+std::string AddressesText(const Server& server, const std::string& metrics) {
   const nlohmann::json addresses = {{"listen", server.listen()},
                                     {"health", server.health_listen()},
                                     {"metrics", metrics},
                                     {"pid", getpid()}};
-  const std::string draft = path + ".new";
-  std::ofstream(draft) << addresses.dump() << '\n';
-  if (std::rename(draft.c_str(), path.c_str()) == 0) return absl::OkStatus();
-  return absl::InvalidArgumentError(fmt::format("ready_file is {}; can't write there", path));
+  return addresses.dump() + "\n";
 }
 
 // Waits for SIGTERM or SIGINT, which every thread has blocked, and does what is due once a second
@@ -90,6 +85,12 @@ void BlockSignals() {
 
 int Serve(const Config& config) {
   BlockSignals();
+  std::optional<ReadyFile> ready_file;
+  if (!config.ready_file.empty()) {
+    absl::StatusOr<ReadyFile> opened = ReadyFile::Open(config.ready_file);
+    if (!opened.ok()) return Fail(opened.status());
+    ready_file.emplace(*std::move(opened));
+  }
   const SteadyClock clock;
   cachestore::HostDevice device;
   auto store = cachestore::Store::Create({.memory = config.memory,
@@ -130,11 +131,9 @@ int Serve(const Config& config) {
        {"listen", (*server)->listen()},
        {"health_listen", (*server)->health_listen()},
        {"metrics_listen", metrics_address}});
-  if (!config.ready_file.empty()) {
-    if (const absl::Status written = WriteReadyFile(config.ready_file, **server, metrics_address);
-        !written.ok()) {
-      return Fail(written);
-    }
+  if (ready_file.has_value()) {
+    const absl::Status written = ready_file->Write(AddressesText(**server, metrics_address));
+    if (!written.ok()) return Fail(written);
   }
   const int signal = WaitForSignal(**store, context);
   Log(LogLevel::kInfo, "shutting down", {{"signal", signal}});

@@ -59,13 +59,6 @@ std::string ReasonOf(const absl::Status& status) {
   return payload.has_value() ? std::string(*payload) : std::string();
 }
 
-absl::Status WithContext(const absl::Status& status, const std::string& context) {
-  absl::Status result(status.code(), context + std::string(status.message()));
-  if (const auto payload = status.GetPayload(kPayload); payload.has_value())
-    result.SetPayload(kPayload, *payload);
-  return result;
-}
-
 const char* ReasonNameAt(int index) {
   return index < static_cast<int>(std::size(kRows)) ? kRows[index].name : nullptr;
 }

@@ -45,9 +45,6 @@ absl::Status Error(Reason reason, const std::string& message);
 // The name of the reason that Error attached; empty where there is none.
 std::string ReasonOf(const absl::Status& status);
 
-// `status` with `context` before its message, reason kept.
-absl::Status WithContext(const absl::Status& status, const std::string& context);
-
 // Every reason's name, for metrics that exist before their first count. `index` from 0; nullptr
 // past the last.
 const char* ReasonNameAt(int index);

@@ -6,6 +6,7 @@
 
 #include <cerrno>
 #include <cstring>
+#include <system_error>
 
 #include "cachestore/base/check.h"
 #include "cachestore/base/errors.h"
@@ -26,7 +27,7 @@ absl::StatusOr<std::byte*> HostDevice::Reserve(std::int64_t bytes) {
   if (slab == MAP_FAILED) {
     return Error(Reason::kBudget,
                  fmt::format("memory is {} bytes; the host can't reserve so much: {}", bytes,
-                             fmt::format("errno {}", errno)));
+                             std::generic_category().message(errno)));
   }
   slab_ = static_cast<std::byte*>(slab);
   size_ = bytes;

@@ -3,10 +3,13 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
-#include <array>
-#include <cstdio>
+#include <iterator>
+#include <optional>
 #include <vector>
 
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_split.h"
+#include "absl/strings/strip.h"
 #include "cachestore/base/errors.h"
 #include "cachestore/base/status_macros.h"
 
@@ -58,18 +61,33 @@ const std::vector<Named>& Names() {
   return names;
 }
 
+// "kivi(2,2,32,128)": four numbers without spaces.
+std::optional<Format> ParseKivi(const std::string& text) {
+  Format format{.kind = Kind::kKivi};
+  absl::string_view rest = text;
+  if (!absl::ConsumePrefix(&rest, "kivi(") || !absl::ConsumeSuffix(&rest, ")")) return std::nullopt;
+  const std::vector<std::string> numbers = absl::StrSplit(rest, ',');
+  int* const into[] = {&format.k_bits, &format.v_bits, &format.group, &format.residual_tokens};
+  if (numbers.size() != std::size(into)) return std::nullopt;
+  for (std::size_t i = 0; i < numbers.size(); ++i) {
+    const bool plain = numbers[i].find_first_not_of("-0123456789") == std::string::npos;
+    if (!plain || !absl::SimpleAtoi(numbers[i], into[i])) return std::nullopt;
+  }
+  return format;
+}
+
 absl::Status CheckKivi(const Format& f) {
   const auto refuse = [](const std::string& what) { return Error(Reason::kInvalidField, what); };
+  if (f.group < 1 || f.group > kernels::kMaxGroup) {
+    return refuse(fmt::format("kivi group_size is {}; want 1 to {}", f.group, kernels::kMaxGroup));
+  }
   for (const auto& [field, bits] : {std::pair{"k_bits", f.k_bits}, std::pair{"v_bits", f.v_bits}}) {
     if (bits != 2 && bits != 4 && bits != 8)
       return refuse(fmt::format("kivi {} is {}; want 2, 4 or 8", field, bits));
-    if (f.group > 0 && f.group * bits % 8 != 0) {
+    if (f.group * bits % 8 != 0) {
       return refuse(fmt::format("kivi group_size is {}; {} codes of {} bits must fill whole bytes",
                                 f.group, f.group, bits));
     }
-  }
-  if (f.group < 1 || f.group > kernels::kMaxGroup) {
-    return refuse(fmt::format("kivi group_size is {}; want 1 to {}", f.group, kernels::kMaxGroup));
   }
   if (f.residual_tokens < 0 || f.residual_tokens > 4096 || f.residual_tokens % f.group != 0) {
     return refuse(
@@ -109,13 +127,9 @@ absl::StatusOr<Format> ParseFormat(const std::string& kv_cache_dtype) {
     if (kv_cache_dtype == named.name) return named.format;
     known.emplace_back(named.name);
   }
-  Format format{.kind = Kind::kKivi};
-  int end = 0;
-  if (std::sscanf(kv_cache_dtype.c_str(), "kivi(%d,%d,%d,%d)%n", &format.k_bits, &format.v_bits,
-                  &format.group, &format.residual_tokens, &end) == 4 &&
-      end == static_cast<int>(kv_cache_dtype.size())) {
-    KVT_RETURN_IF_ERROR(CheckKivi(format));
-    return format;
+  if (const std::optional<Format> kivi = ParseKivi(kv_cache_dtype); kivi.has_value()) {
+    KVT_RETURN_IF_ERROR(CheckKivi(*kivi));
+    return *kivi;
   }
   return Error(Reason::kUnknownFormat,
                fmt::format("kv_cache_dtype is \"{:.64}\"; want one of {} or "

@@ -15,8 +15,9 @@ namespace {
 
 using nlohmann::json;
 
-constexpr int kMaxLayers = 1024;
 constexpr int kMaxHeads = 1024;
+// Of all layers together: a sequence keeps 16 bytes of index for each, outside the budget.
+constexpr std::int64_t kMaxHeadsTogether = std::int64_t{1} << 16;
 constexpr std::size_t kMaxName = 256;
 
 const char* KindName(LayerKind kind) {
@@ -36,6 +37,18 @@ absl::Status CheckRange(const std::string& field, std::int64_t got, std::int64_t
   if (got >= low && got <= high) return absl::OkStatus();
   return Error(Reason::kInvalidField,
                fmt::format("{} is {}; want {} to {}", field, got, low, high));
+}
+
+// Both are printed in logs and messages.
+absl::Status CheckText(const std::string& field, const std::string& got, std::size_t least) {
+  if (got.size() < least || got.size() > kMaxName) {
+    return Error(Reason::kInvalidField,
+                 fmt::format("{} has {} bytes; want {} to {}", field, got.size(), least, kMaxName));
+  }
+  const auto control = [](char c) { return static_cast<unsigned char>(c) < 0x20 || c == 0x7f; };
+  if (std::none_of(got.begin(), got.end(), control)) return absl::OkStatus();
+  return Error(Reason::kInvalidField,
+               fmt::format("{} has a control character; want printable text", field));
 }
 
 absl::Status CheckLayer(const LayerSpec& layer, std::size_t index) {
@@ -74,39 +87,34 @@ json Canonical(const ModelRequest& request) {
     for (const float x : layer.v) v.push_back(kernels::Bits(x));
     scales.push_back({{"layer", layer.layer}, {"k", k}, {"v", v}});
   }
-  std::vector<std::string> skip = request.policy.skip_layers;
-  std::sort(skip.begin(), skip.end());
-  return {
-      {"spec",
-       {{"name", request.spec.name},
-        {"revision", request.spec.revision},
-        {"source_dtype", kernels::ElementName(request.spec.source)},
-        {"k_rope", request.spec.k_rope == RopeState::kAfter ? "after" : "before"},
-        {"hash_block_tokens", request.spec.hash_block_tokens},
-        {"layers", layers}}},
-      {"policy",
-       {{"kv_cache_dtype", request.policy.kv_cache_dtype}, {"kv_cache_dtype_skip_layers", skip}}},
-      {"page_tokens", request.page_tokens},
-      {"scales", scales}};
+  return {{"spec",
+           {{"name", request.spec.name},
+            {"revision", request.spec.revision},
+            {"source_dtype", kernels::ElementName(request.spec.source)},
+            {"k_rope", request.spec.k_rope == RopeState::kAfter ? "after" : "before"},
+            {"hash_block_tokens", request.spec.hash_block_tokens},
+            {"layers", layers}}},
+          {"policy",
+           {{"kv_cache_dtype", request.policy.kv_cache_dtype},
+            {"kv_cache_dtype_skip_layers", request.policy.skip_layers}}},
+          {"page_tokens", request.page_tokens},
+          {"scales", scales}};
 }
 
 }  // namespace
 
 absl::Status CheckSpec(const ModelSpec& spec) {
-  if (spec.name.empty() || spec.name.size() > kMaxName) {
-    return Error(Reason::kInvalidField,
-                 fmt::format("spec.name has {} bytes; want 1 to {}", spec.name.size(), kMaxName));
-  }
-  if (spec.revision.size() > kMaxName) {
-    return Error(Reason::kInvalidField, fmt::format("spec.revision has {} bytes; want at most {}",
-                                                    spec.revision.size(), kMaxName));
-  }
+  KVT_RETURN_IF_ERROR(CheckText("spec.name", spec.name, 1));
+  KVT_RETURN_IF_ERROR(CheckText("spec.revision", spec.revision, 0));
   KVT_RETURN_IF_ERROR(CheckRange("spec.hash_block_tokens", spec.hash_block_tokens, 1, 4096));
   KVT_RETURN_IF_ERROR(CheckRange("number of spec.layers",
                                  static_cast<std::int64_t>(spec.layers.size()), 1, kMaxLayers));
-  for (std::size_t i = 0; i < spec.layers.size(); ++i)
+  std::int64_t heads = 0;
+  for (std::size_t i = 0; i < spec.layers.size(); ++i) {
     KVT_RETURN_IF_ERROR(CheckLayer(spec.layers[i], i));
-  return absl::OkStatus();
+    heads += spec.layers[i].kv_heads;
+  }
+  return CheckRange("kv_heads of all spec.layers together", heads, 1, kMaxHeadsTogether);
 }
 
 std::string ModelIdOf(const ModelRequest& request) {

@@ -56,6 +56,8 @@ struct ModelRequest {
   std::int64_t max_tokens = 0;  // 0: kDefaultMaxTokens
 };
 
+// Of one model.
+inline constexpr int kMaxLayers = 1024;
 inline constexpr std::int64_t kDefaultMaxTokens = 32768;
 
 // Everything that can be said of a request before its format is known: names, counts, shapes.

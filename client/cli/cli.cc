@@ -6,6 +6,7 @@
 #include <algorithm>
 
 #include "client/cli/command.h"
+#include "client/cli/json.h"
 #include "kvtier/version.h"
 
 namespace kvtier::client {
@@ -13,11 +14,17 @@ namespace kvtier::client {
 int RunCli(std::vector<std::string> arguments, Terminal& terminal) {
   CLI::App app("Stores and reads KV caches in a kvtier server", "kvtier");
   app.set_version_flag("--version", fmt::format("kvtier {} ({})", kVersion, kRevision));
-  app.require_subcommand(1);
+  app.require_subcommand(0, 1);  // a wrong one is named, and none is answered below
   const std::vector<Command> commands = {AddPut(app, terminal),    AddGet(app, terminal),
                                          AddList(app, terminal),   AddDescribe(app, terminal),
                                          AddRemove(app, terminal), AddCapacity(app, terminal),
                                          AddPlan(app, terminal),   AddDrain(app, terminal)};
+  app.failure_message(CLI::FailureMessage::help);  // it lists the commands
+  for (const std::string& argument : arguments) {
+    if (IsUtf8(argument)) continue;
+    terminal.err << "kvtier: an argument is not UTF-8 text: " << JsonLine(argument);
+    return kExitBadUsage;
+  }
   std::reverse(arguments.begin(), arguments.end());  // the order that CLI11 takes a vector in
   try {
     app.parse(arguments);
@@ -27,6 +34,7 @@ int RunCli(std::vector<std::string> arguments, Terminal& terminal) {
   for (const Command& command : commands) {
     if (command.app->parsed()) return command.run();
   }
+  terminal.err << "kvtier: a command is missing\n" << app.help();
   return kExitBadUsage;
 }
 

@@ -5,6 +5,7 @@
 #include <CLI/CLI.hpp>
 #include <utility>
 
+#include "client/cli/json.h"
 #include "client/error_reason.h"
 
 namespace kvtier::client {
@@ -43,7 +44,8 @@ NewCommand AddCommand(CLI::App& parent, Terminal& terminal, const std::string& n
       ->capture_default_str();
   command.app
       ->add_option("--namespace", flags.name_space, "Namespace; the server's default if not given")
-      ->envname("KVTIER_NAMESPACE");
+      ->envname("KVTIER_NAMESPACE")
+      ->check([](const std::string& text) { return IsUtf8(text) ? "" : "want UTF-8 text"; }, "");
   command.app->add_flag("--json", flags.json, "Print one JSON object for programs");
   return command;
 }

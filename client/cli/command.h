@@ -9,7 +9,7 @@
 #include "client/cli/terminal.h"
 #include "client/client.h"
 
-namespace CLI {
+namespace CLI {  // NOLINT(readability-identifier-naming): its own
 class App;
 }
 

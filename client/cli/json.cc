@@ -69,6 +69,15 @@ ordered_json ToJson(const Message& message) {
   return object;
 }
 
+bool IsUtf8(const std::string& text) {
+  try {
+    static_cast<void>(ordered_json(text).dump());
+    return true;
+  } catch (const ordered_json::type_error&) {
+    return false;
+  }
+}
+
 std::string JsonLine(const ordered_json& json) {
   return json.dump(-1, ' ', false, ordered_json::error_handler_t::replace) + "\n";
 }

@@ -16,6 +16,9 @@ nlohmann::ordered_json ToJson(const google::protobuf::Message& message);
 // One line, ended by a newline. Bytes that are not UTF-8 become U+FFFD.
 std::string JsonLine(const nlohmann::ordered_json& json);
 
+// Protobuf's strings hold nothing else.
+bool IsUtf8(const std::string& text);
+
 // SEQUENCE_STATE_SEALED -> "sealed"
 std::string EnumeratorName(const google::protobuf::EnumValueDescriptor& value);
 

@@ -230,7 +230,8 @@ Command AddPlan(CLI::App& parent, Terminal& terminal) {
                                         "Compute what a cache takes, format by format; no server");
   const auto flags = std::make_shared<PlanFlags>();
   CLI::App& app = *command.app;
-  CLI::Option* layers = app.add_option("--layers", flags->layers, "Layers of the model");
+  CLI::Option* layers = app.add_option("--layers", flags->layers, "Layers of the model")
+                            ->check(CLI::Range(1, cachestore::kMaxLayers));
   CLI::Option* heads = app.add_option("--kv-heads", flags->kv_heads, "KV heads of a layer");
   CLI::Option* dim = app.add_option("--head-dim", flags->head_dim, "Dim of a head, of K and of V");
   app.add_option("--model", flags->model, "Hugging Face config.json instead of the three above")

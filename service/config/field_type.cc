@@ -153,9 +153,9 @@ FieldType PathOrNone(std::string Config::*field) {
       field, [](const std::string&) { return true; }, "a path, or empty");
 }
 
-FieldType OneOf(std::string Config::*field, std::vector<std::string> words) {
+FieldType OneOf(std::string Config::*field, const std::vector<std::string>& words) {
   Words<std::string> pairs;
-  for (std::string& word : words) pairs.emplace_back(word, word);
+  for (const std::string& word : words) pairs.emplace_back(word, word);
   return OneOfWords(field, std::move(pairs));
 }
 FieldType OneOf(LogLevel Config::*field, Words<LogLevel> words) {

@@ -50,7 +50,7 @@ FieldType HttpAddressOrOff(std::string Config::*field);
 FieldType PathOrNone(std::string Config::*field);
 
 // One of a few words.
-FieldType OneOf(std::string Config::*field, std::vector<std::string> words);
+FieldType OneOf(std::string Config::*field, const std::vector<std::string>& words);
 template <class T>
 using Words = std::vector<std::pair<std::string, T>>;
 FieldType OneOf(LogLevel Config::*field, Words<LogLevel> words);

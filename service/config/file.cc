@@ -42,17 +42,23 @@ void Take(const std::string& key, const toml::node& node, const std::string& ori
   }
 }
 
+// Empty, or why not. A pipe or a device may never end: regular files only.
+std::string Open(const std::string& path, std::ifstream& file) {
+  std::error_code error;
+  const std::filesystem::file_status status = std::filesystem::status(path, error);
+  if (!std::filesystem::exists(status)) return error.message();
+  if (!std::filesystem::is_regular_file(status)) return "not a regular file";
+  file.open(path);
+  return file.is_open() ? "" : std::generic_category().message(errno);
+}
+
 }  // namespace
 
 FileSettings ReadSettingsFile(const std::string& path) {
   FileSettings settings;
-  std::ifstream file(path);
-  std::error_code ignored;
-  const bool is_directory = std::filesystem::is_directory(path, ignored);
-  if (!file || is_directory) {
-    settings.problems.push_back(
-        fmt::format("file {} can't be read: {}", path,
-                    std::generic_category().message(is_directory ? EISDIR : errno)));
+  std::ifstream file;
+  if (const std::string why = Open(path, file); !why.empty()) {
+    settings.problems.push_back(fmt::format("file {} can't be read: {}", path, why));
     return settings;
   }
   std::ostringstream content;

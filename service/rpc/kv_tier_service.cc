@@ -142,8 +142,10 @@ grpc::ServerUnaryReactor* KvTierServiceImpl::ListSequences(Call* call,
     after.id = request->page_token();
     const std::uint32_t limit = request->page_size() == 0 ? kDefaultListed : request->page_size();
     const auto found = context_.store.List(after, static_cast<int>(limit));
-    for (const cachestore::SequenceDescription& description : found)
+    for (const cachestore::SequenceDescription& description : found) {
+      if (description.state == cachestore::SequenceState::kGone) continue;  // meanwhile
       *response->add_sequences() = ToProto(description);
+    }
     if (found.size() == limit) response->set_next_page_token(found.back().id);
     return absl::OkStatus();
   });

@@ -25,10 +25,10 @@ constexpr int kMinPingIntervalMs = 10'000;
 // sends.
 constexpr std::int64_t kMessageMargin = 1 << 20;
 
+// A builder takes the plugins that are there when it is made: one made before serves no channelz.
 void EnablePlugins() {
   static std::once_flag once;
   std::call_once(once, [] {
-    grpc::EnableDefaultHealthCheckService(true);
     grpc::reflection::InitProtoReflectionServerBuilderPlugin();
     grpc::channelz::experimental::InitChannelzService();
   });
@@ -50,7 +50,8 @@ absl::StatusOr<std::unique_ptr<grpc::Server>> Listen(grpc::ServerBuilder& builde
     return cachestore::Error(
         cachestore::Reason::kInvalidField,
         fmt::format(
-            "{} is {}; can't listen there: the port is taken or the address is not this host's",
+            "{} is {}; can't listen there: the port is taken, or the address is unknown or not "
+            "this host's",
             field, address));
   }
   address = WithPort(address, port);
@@ -63,6 +64,8 @@ class GrpcServer final : public Server {
       : options_(options), context_(context), service_(context, [this] { Drain(); }) {}
 
   absl::Status Start() {
+    grpc::EnableDefaultHealthCheckService(true);
+    grpc::ServerBuilder health;
     EnablePlugins();
     grpc::ServerBuilder builder;
     builder.RegisterService(&service_);
@@ -78,7 +81,6 @@ class GrpcServer final : public Server {
     builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, 10'000);
     KVT_ASSIGN_OR_RETURN(server_, Listen(builder, "listen", options_.listen));
     if (!options_.health_listen.empty()) {
-      grpc::ServerBuilder health;
       KVT_ASSIGN_OR_RETURN(health_server_, Listen(health, "health_listen", options_.health_listen));
     }
     SetHealth({"", "liveness", "readiness", v1::KvTierService::service_full_name()}, true);

@@ -24,9 +24,9 @@ constexpr int kMaxSkipLayers = 2048;
 constexpr std::uint32_t kMaxChunkTokens = 1u << 20;
 constexpr std::uint64_t kMaxTokens = std::uint64_t{1} << 32;
 
-absl::Status Refuse(std::string message) { return Error(Reason::kInvalidField, message); }
+absl::Status Refuse(const std::string& message) { return Error(Reason::kInvalidField, message); }
 
-absl::StatusOr<int> IntFrom(std::uint32_t value, const char* field) {
+absl::StatusOr<int> IntFrom(std::uint32_t value, const std::string& field) {
   if (value <= static_cast<std::uint32_t>(std::numeric_limits<int>::max()))
     return static_cast<int>(value);
   return Refuse(
@@ -101,11 +101,29 @@ absl::StatusOr<cachestore::LayerKind> KindFrom(v1::LayerKind kind, int index) {
 absl::StatusOr<cachestore::LayerSpec> LayerFrom(const v1::LayerSpec& layer, int index) {
   cachestore::LayerSpec spec;
   KVT_ASSIGN_OR_RETURN(spec.kind, KindFrom(layer.kind(), index));
-  KVT_ASSIGN_OR_RETURN(spec.window, IntFrom(layer.window(), "spec.layers.window"));
-  KVT_ASSIGN_OR_RETURN(spec.kv_heads, IntFrom(layer.kv_heads(), "spec.layers.kv_heads"));
-  KVT_ASSIGN_OR_RETURN(spec.k_head_dim, IntFrom(layer.k_head_dim(), "spec.layers.k_head_dim"));
-  KVT_ASSIGN_OR_RETURN(spec.v_head_dim, IntFrom(layer.v_head_dim(), "spec.layers.v_head_dim"));
+  const std::string field = fmt::format("spec.layers[{}].", index);
+  KVT_ASSIGN_OR_RETURN(spec.window, IntFrom(layer.window(), field + "window"));
+  KVT_ASSIGN_OR_RETURN(spec.kv_heads, IntFrom(layer.kv_heads(), field + "kv_heads"));
+  KVT_ASSIGN_OR_RETURN(spec.k_head_dim, IntFrom(layer.k_head_dim(), field + "k_head_dim"));
+  KVT_ASSIGN_OR_RETURN(spec.v_head_dim, IntFrom(layer.v_head_dim(), field + "v_head_dim"));
   return spec;
+}
+
+absl::StatusOr<cachestore::RopeState> RopeFrom(v1::RopeState rope) {
+  if (rope == v1::ROPE_STATE_UNSPECIFIED || rope == v1::ROPE_STATE_AFTER)
+    return cachestore::RopeState::kAfter;
+  if (rope == v1::ROPE_STATE_BEFORE) return cachestore::RopeState::kBefore;
+  return Refuse(fmt::format("spec.k_rope is {}; want ROPE_STATE_AFTER or ROPE_STATE_BEFORE",
+                            static_cast<int>(rope)));
+}
+
+absl::StatusOr<bool> Saturates(v1::NonFinitePolicy policy) {
+  if (policy == v1::NON_FINITE_POLICY_UNSPECIFIED || policy == v1::NON_FINITE_POLICY_REFUSE)
+    return false;
+  if (policy == v1::NON_FINITE_POLICY_SATURATE) return true;
+  return Refuse(
+      fmt::format("non_finite is {}; want NON_FINITE_POLICY_REFUSE or NON_FINITE_POLICY_SATURATE",
+                  static_cast<int>(policy)));
 }
 
 absl::StatusOr<bool> IsHnd(v1::Layout layout) {
@@ -131,13 +149,19 @@ struct Slice {
   std::int64_t bytes = 0;
 };
 
-Slice SliceOf(const std::byte* data, ElementType type, const SourceLayout& layout, int heads,
-              std::int64_t tokens, std::int64_t row) {
+// `row`: elements from one token's head to the next in memory.
+struct Shape {
+  std::int64_t tokens = 0;
+  std::int64_t heads = 0;
+  std::int64_t row = 0;
+};
+
+Slice SliceOf(const std::byte* data, ElementType type, bool heads_first, const Shape& shape) {
   return {{.data = data,
            .type = type,
-           .head_stride = layout.heads_first ? tokens * row : row,
-           .token_stride = layout.heads_first ? row : heads * row},
-          heads * tokens * row * kernels::ElementBytes(type)};
+           .head_stride = heads_first ? shape.tokens * shape.row : shape.row,
+           .token_stride = heads_first ? shape.row : shape.heads * shape.row},
+          shape.heads * shape.tokens * shape.row * kernels::ElementBytes(type)};
 }
 
 absl::Status CheckChunkBytes(const char* field, std::size_t got, std::int64_t want,
@@ -169,7 +193,7 @@ absl::StatusOr<cachestore::ModelRequest> ModelRequestFrom(const v1::RegisterMode
   model.spec.name = spec.name();
   model.spec.revision = spec.revision();
   KVT_ASSIGN_OR_RETURN(model.spec.source, SourceFrom(spec.source_dtype()));
-  if (spec.k_rope() == v1::ROPE_STATE_BEFORE) model.spec.k_rope = cachestore::RopeState::kBefore;
+  KVT_ASSIGN_OR_RETURN(model.spec.k_rope, RopeFrom(spec.k_rope()));
   if (spec.hash_block_tokens() != 0) {
     KVT_ASSIGN_OR_RETURN(model.spec.hash_block_tokens,
                          IntFrom(spec.hash_block_tokens(), "spec.hash_block_tokens"));
@@ -208,8 +232,8 @@ absl::StatusOr<cachestore::WriterRequest> WriterRequestFrom(const v1::AppendOpen
 }
 
 absl::StatusOr<SourceLayout> SourceLayoutFrom(const v1::AppendOpen& open) {
-  SourceLayout layout{.fused = open.fused_kv(),
-                      .saturate_non_finite = open.non_finite() == v1::NON_FINITE_POLICY_SATURATE};
+  SourceLayout layout{.fused = open.fused_kv()};
+  KVT_ASSIGN_OR_RETURN(layout.saturate_non_finite, Saturates(open.non_finite()));
   KVT_ASSIGN_OR_RETURN(layout.heads_first, IsHnd(open.layout()));
   return layout;
 }
@@ -244,13 +268,13 @@ absl::StatusOr<cachestore::Chunk> ChunkFrom(const v1::AppendChunk& chunk,
     const std::int64_t v_dim = layer.v.dim();
     const std::int64_t row = layout.fused ? k_dim + v_dim : k_dim;
     const int heads = shard.HeadsIn(layer.spec.kv_heads);
-    const Slice k = SliceOf(k_data + k_bytes, type, layout, heads, out.tokens, row);
+    const Slice k = SliceOf(k_data + k_bytes, type, layout.heads_first, {out.tokens, heads, row});
     Slice v;
     if (layout.fused) {
       v.tensor = k.tensor;
       v.tensor.data += k_dim * kernels::ElementBytes(type);
     } else {
-      v = SliceOf(v_data + v_bytes, type, layout, heads, out.tokens, v_dim);
+      v = SliceOf(v_data + v_bytes, type, layout.heads_first, {out.tokens, heads, v_dim});
     }
     out.layers.push_back({.layer = i, .k = k.tensor, .v = v.tensor});
     k_bytes += k.bytes;

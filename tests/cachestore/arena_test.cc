@@ -82,7 +82,7 @@ TEST_F(ArenaTest, AMovedAllocationIsGivenBackOnce) {
     Allocation a = arena.Allocate(64);
     a.Hold({.codes = 10});
     Allocation b = std::move(a);
-    EXPECT_FALSE(a);
+    EXPECT_FALSE(a);  // NOLINT(bugprone-use-after-move): it is empty then
     a = std::move(b);
     EXPECT_EQ(arena.Snapshot().use.codes, 10);
     EXPECT_EQ(arena.Snapshot().slack, 54);

@@ -17,7 +17,7 @@ TEST(Capacity, IsOfWhatIsHeldAndOfWhatStillFits) {
   const ModelSpec spec = testing::UniformSpec({.layers = 2, .heads = 2, .dim = 32});
   const auto entry = store.Register(testing::RequestOf(spec, "fp8", 64));
   const Model& model = entry->model();
-  ModelCapacity capacity = CapacityOf(*entry, store->memory().free);
+  ModelCapacity capacity = CapacityOf(model, entry->totals(), store->memory().free);
   EXPECT_EQ(capacity.mean_tokens, 32768) << "max_tokens, while nothing is held";
   EXPECT_EQ(capacity.compression_ratio, 0.0);
   EXPECT_EQ(capacity.more_tokens, TokensThatFit(model, 1 << 20));
@@ -25,7 +25,7 @@ TEST(Capacity, IsOfWhatIsHeldAndOfWhatStillFits) {
   const testing::KvData data = kvtier::testing::MakeKvData(spec, 200, random);
   store.AppendAtOnce("a", model, data, 200);
   store.AppendAtOnce("b", model, data, 101);
-  capacity = CapacityOf(*entry, store->memory().free);
+  capacity = CapacityOf(model, entry->totals(), store->memory().free);
   EXPECT_EQ(capacity.mean_tokens, 150);
   EXPECT_EQ(capacity.source_bytes, 301 * 2 * 2 * 2 * 32 * 2);
   const std::int64_t part = 64 + 32 + 32 /* to 64 */ + 2 * 64 * 32;

@@ -51,17 +51,9 @@ TEST(Errors, EveryReasonHasItsNameAndCode) {
   EXPECT_EQ(ReasonNameAt(count), nullptr);
 }
 
-TEST(Errors, ContextGoesBeforeTheMessageAndKeepsTheReason) {
-  const absl::Status error = WithContext(Error(Reason::kBudget, "is full"), "sequence 3: ");
-  EXPECT_EQ(error.code(), absl::StatusCode::kResourceExhausted);
-  EXPECT_EQ(std::string(error.message()), "sequence 3: is full");
-  EXPECT_EQ(ReasonOf(error), "BUDGET");
-}
-
 TEST(Errors, OtherStatusesHaveNoReason) {
   EXPECT_EQ(ReasonOf(absl::OkStatus()), "");
   EXPECT_EQ(ReasonOf(absl::UnavailableError("gone")), "");
-  EXPECT_EQ(ReasonOf(WithContext(absl::UnavailableError("gone"), "it is ")), "");
 }
 
 }  // namespace

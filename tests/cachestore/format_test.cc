@@ -17,7 +17,7 @@ using ::testing::HasSubstr;
 
 TEST(Format, NamesGiveTheCodecsOfKAndV) {
   struct Want {
-    const char* name;
+    const char* name = nullptr;
     Codec k;
     Codec v;
   };
@@ -80,6 +80,7 @@ TEST(Format, KiviRefusesByTheParametersName) {
   refuses("kivi(2,0,32,128)", "v_bits is 0; want 2, 4 or 8");
   refuses("kivi(2,2,0,0)", "group_size is 0; want 1 to 1024");
   refuses("kivi(2,2,-32,0)", "group_size is -32; want 1 to 1024");
+  refuses("kivi(2,2,1073741824,0)", "group_size is 1073741824; want 1 to 1024");
   refuses("kivi(2,2,2048,0)", "group_size is 2048; want 1 to 1024");
   refuses("kivi(2,2,6,6)", "group_size is 6; 6 codes of 2 bits must fill whole bytes");
   refuses("kivi(4,4,3,3)", "group_size is 3; 3 codes of 4 bits must fill whole bytes");
@@ -91,7 +92,8 @@ TEST(Format, KiviRefusesByTheParametersName) {
 
 TEST(Format, AnythingElseIsAnsweredWithWhatThereIs) {
   for (const char* name : {"fp4", "FP8", "kivi", "kivi(2,2,32)", "kivi(2,2,32,128", "kivi2 ",
-                           "kivi(2,2,32,128)x", "kivi(a,2,32,128)", "calculate_kv_scales"}) {
+                           "kivi(2,2,32,128)x", "kivi(a,2,32,128)", "calculate_kv_scales",
+                           "kivi(4294967298,2,32,128)", "kivi(2, 2,32,128)", "kivi(+2,2,32,128)"}) {
     EXPECT_THAT(ParseFormat(name),
                 Refuses(Reason::kUnknownFormat,
                         AllOf(HasSubstr("kv_cache_dtype is \"" + std::string(name) + "\""),

@@ -46,6 +46,13 @@ TEST(Model, ShapesThatCannotBeAreRefusedByField) {
   ExpectInvalid(with([](ModelSpec& s) { s.name = ""; }), "spec.name has 0 bytes; want 1 to 256");
   ExpectInvalid(with([](ModelSpec& s) { s.name = std::string(257, 'x'); }), "has 257 bytes");
   ExpectInvalid(with([](ModelSpec& s) { s.revision = std::string(300, 'x'); }), "spec.revision");
+  ExpectInvalid(with([](ModelSpec& s) { s.name = "a\nb"; }), "spec.name has a control character");
+  ExpectInvalid(with([](ModelSpec& s) { s.revision = "\x7f"; }), "spec.revision has a control");
+  ExpectInvalid(with([](ModelSpec& s) {
+                  s.layers.assign(65, s.layers[0]);
+                  for (LayerSpec& layer : s.layers) layer.kv_heads = 1024;
+                }),
+                "kv_heads of all spec.layers together is 66560; want 1 to 65536");
   ExpectInvalid(with([](ModelSpec& s) { s.layers.clear(); }), "number of spec.layers is 0");
   ExpectInvalid(with([](ModelSpec& s) { s.hash_block_tokens = 0; }), "spec.hash_block_tokens is 0");
   ExpectInvalid(with([](ModelSpec& s) { s.layers[1].kv_heads = 0; }),

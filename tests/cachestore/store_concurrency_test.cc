@@ -199,8 +199,8 @@ TEST(StoreConcurrency, WritersReadersAndDropsAtOnce) {
   }
 }
 
-// A reader and a writer of one sequence at once: the residual that the reader holds is never
-// written, and pages that become codes meanwhile are not what it reads.
+// Readers and a writer of one sequence at once, every reader open while an append runs: the
+// residual that it holds is never written, and what becomes codes meanwhile is not what it reads.
 TEST(StoreConcurrency, ReadersFollowAWriter) {
   SeededRandom random;
   TestStore store(kMemory);
@@ -209,21 +209,23 @@ TEST(StoreConcurrency, ReadersFollowAWriter) {
   const KvData data = kvtier::testing::MakeKvData(spec, 600, random);
   store.AppendAtOnce("s", model, data, 1);
   std::atomic<bool> done{false};
-  std::atomic<int> reads{0};
+  std::atomic<int> opened{0}, appended{0};
   const auto read = [&](std::uint64_t seed) {
     Random own(seed);
     const ReadFormat format{.as = ElementType::kBf16};
     while (!done && !::testing::Test::HasFailure()) {
+      const int before = appended;
       SequenceReader reader = store.Read("s", format);
+      ++opened;
+      while (appended == before && !done) std::this_thread::yield();
       testing::ReadCheck(reader, format, NaiveSequence(model, data, reader.pins().tokens)).Run(own);
-      ++reads;
     }
   };
   std::vector<std::thread> readers;
   for (int i = 0; i < 3; ++i) readers.emplace_back(read, random.engine()());
   const auto writer = store.OpenWriter("s", model);
-  for (std::int64_t first = 1, appends = 0; first < 600 && !HasFailure(); ++appends) {
-    while (reads < appends && !HasFailure()) std::this_thread::yield();  // neither runs ahead
+  for (std::int64_t first = 1; first < 600 && !HasFailure(); ++appended) {
+    while (opened <= appended && !HasFailure()) std::this_thread::yield();
     const std::int64_t count = std::min<std::int64_t>(600 - first, random.Between(1, 9));
     Message message(data, writer->shard(), {}, {0, 1}, {first, count});
     EXPECT_THAT(writer->Append(message.chunk()), IsOk());

@@ -72,6 +72,8 @@ TEST(Client, SaysThatNoServerIsThere) {
 TEST(Client, RefusesOptionsThatMeanNothing) {
   EXPECT_THAT(Client::Connect("", ClientOptions()),
               StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("address")));
+  EXPECT_THAT(Client::Connect("127.0.0.1:99999", ClientOptions()),
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("want a port of 1 to 65535")));
   EXPECT_THAT(Client::Connect("x:1", ClientOptions{.call_limit = absl::ZeroDuration()}),
               StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("limit")));
   const FakeServer server;

@@ -91,6 +91,11 @@ TEST_F(BadInput, HeadCountIsOutsideTheModel) {
   EXPECT_THAT(
       client().OpenAppend(options),
       StatusIs(Code::kInvalidArgument, AllOf(HasSubstr("num_heads 5"), HasSubstr("2 KV heads"))));
+  options.open.set_num_heads(0);
+  options.open.set_first_layer(9);
+  EXPECT_THAT(client().OpenAppend(options),
+              StatusIs(Code::kInvalidArgument,
+                       HasSubstr("first_layer 9 and num_layers 0 are outside the model's 2")));
 }
 
 TEST_F(BadInput, AHeadRangeBeyondAllIntegersIsRefused) {
@@ -181,6 +186,19 @@ TEST_F(BadInput, SourceDtypeIsUnknown) {
   request.mutable_spec()->set_source_dtype(static_cast<v1::DType>(99));
   EXPECT_THAT(client().RegisterModel(request),
               StatusIs(Code::kInvalidArgument, HasSubstr("spec.source_dtype is 99")));
+}
+
+TEST_F(BadInput, EnumeratorsThatAreUnknownAreNotTakenForTheDefault) {
+  v1::RegisterModelRequest request = SmallModel("auto");
+  request.mutable_spec()->set_k_rope(static_cast<v1::RopeState>(7));
+  EXPECT_THAT(client().RegisterModel(request),
+              StatusIs(Code::kInvalidArgument, HasSubstr("spec.k_rope is 7")));
+  client::AppendOptions options;
+  options.open.set_sequence("s");
+  options.open.set_model_id(Register("auto"));
+  options.open.set_non_finite(static_cast<v1::NonFinitePolicy>(7));
+  EXPECT_THAT(client().OpenAppend(options),
+              StatusIs(Code::kInvalidArgument, HasSubstr("non_finite is 7")));
 }
 
 TEST_F(BadInput, FormatIsUnknown) {

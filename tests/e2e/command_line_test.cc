@@ -215,6 +215,10 @@ TEST_F(CommandLine, TheServersNoIsExit1AndBadUsageIsExit2) {
   EXPECT_EQ(Run({"put", kSample, "--sequence=f", "--kv-cache-dtype=fp7"}).code, 1);
   EXPECT_EQ(Run({"get", "--sequence=nobody"}).code, 2);
   EXPECT_EQ(Run({"frobnicate"}).code, 2);
+  EXPECT_EQ(Run({"plan", "--layers=2000000000", "--kv-heads=1", "--head-dim=64"}).code, 2);
+  const Finished bytes = Run({"describe", "--sequence=\xff\xfe"});
+  EXPECT_EQ(bytes.code, 2);
+  EXPECT_THAT(bytes.output, HasSubstr("not UTF-8"));
 }
 
 }  // namespace

@@ -1,6 +1,9 @@
 // The process: how it starts, refuses to start, drains and ends, and what becomes of a writer that
 // vanishes.
+#include <sys/stat.h>
+
 #include <csignal>
+#include <filesystem>
 #include <string>
 
 #include "client/error_reason.h"
@@ -74,6 +77,24 @@ TEST(Lifecycle, CheckConfigPrintsEveryProblemAndExits2) {
       {KVTIER_KVTIERD, "--check-config", "--page-tokens=17", "--memory=lots", "--device=tpu"});
   EXPECT_EQ(finished.code, 2);
   EXPECT_THAT(finished.output, AllOf(HasSubstr("17"), HasSubstr("lots"), HasSubstr("tpu")));
+}
+
+TEST(Lifecycle, AReadyFileThatCannotBeIsSaidBeforeAnythingIsServed) {
+  const TempFolder folder;
+  const auto start = [](const std::string& ready_file) {
+    return RunCommand({KVTIER_KVTIERD, "--listen=127.0.0.1:0", "--health-listen=127.0.0.1:0",
+                       "--metrics-listen=", "--memory=16MiB", "--ready-file=" + ready_file});
+  };
+  const Finished nowhere = start(folder / "no/such/folder");
+  EXPECT_EQ(nowhere.code, 1);
+  EXPECT_THAT(nowhere.output, AllOf(HasSubstr("No such file or directory"),
+                                    ::testing::Not(HasSubstr("kvtierd is ready"))));
+  const std::string pipe = folder / "pipe";
+  ASSERT_EQ(mkfifo(pipe.c_str(), 0600), 0);
+  const Finished other = start(pipe);
+  EXPECT_EQ(other.code, 1);
+  EXPECT_THAT(other.output, HasSubstr("something other than a regular file is there"));
+  EXPECT_TRUE(std::filesystem::is_fifo(pipe));
 }
 
 TEST(Lifecycle, SigtermLetsARunningStreamEndAndExits0) {

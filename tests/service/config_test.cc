@@ -226,7 +226,9 @@ TEST(Config, AFileThatCannotBeReadIsAProblem) {
   EXPECT_THAT(Start().Variable("KVTIER_CONFIG", "/no/such.toml").Load().problems,
               ElementsAre("file /no/such.toml can't be read: No such file or directory"));
   EXPECT_THAT(Start().Flag("--config=/tmp").Load().problems,
-              ElementsAre("file /tmp can't be read: Is a directory"));
+              ElementsAre("file /tmp can't be read: not a regular file"));
+  EXPECT_THAT(Start().Flag("--config=/dev/zero").Load().problems,
+              ElementsAre("file /dev/zero can't be read: not a regular file"));
 }
 
 TEST(Config, FlagNamesTheFileOverTheVariable) {

@@ -85,13 +85,5 @@ TEST(Capacity, OfAFullBudgetIsNothing) {
   EXPECT_EQ(capacity.more_sequences, 0);
 }
 
-TEST(Capacity, OfAnEntryIsThatOfItsTotals) {
-  ModelEntry entry(MakeModel("kivi2"));
-  entry.Add(Totals(2, 500));
-  const ModelCapacity capacity = CapacityOf(entry, kFree);
-  EXPECT_EQ(capacity.mean_tokens, 250);
-  EXPECT_EQ(capacity.source_bytes, 512 * 500);
-}
-
 }  // namespace
 }  // namespace kvtier::cachestore

@@ -207,7 +207,8 @@ TEST_F(MetricsTest, FiguresAreThoseOfTheStore) {
                 part("staging") + part("free"),
             kBudget);
 
-  const cachestore::ModelCapacity capacity = CapacityOf(*entry, memory.free);
+  const cachestore::ModelCapacity capacity =
+      CapacityOf(entry->model(), entry->totals(), memory.free);
   EXPECT_EQ(capacity.mean_tokens, 200);
   EXPECT_EQ(series["kvtier_tokens_that_still_fit" + with(R"(as="one_sequence")")],
             capacity.more_tokens);
@@ -250,8 +251,8 @@ TEST_F(MetricsTest, ModelsOfOneNameAndFormatAreOneSeries) {
 
   // They share the budget: what fits is not the sum but the least.
   const std::int64_t free = store_->memory().free;
-  const cachestore::ModelCapacity of_small = CapacityOf(*small, free);
-  const cachestore::ModelCapacity of_large = CapacityOf(*large, free);
+  const cachestore::ModelCapacity of_small = CapacityOf(small->model(), small->totals(), free);
+  const cachestore::ModelCapacity of_large = CapacityOf(large->model(), large->totals(), free);
   ASSERT_LT(of_large.more_tokens, of_small.more_tokens);
   EXPECT_EQ(series[R"(kvtier_tokens_that_still_fit{model="m",format="kivi2",as="one_sequence"})"],
             of_large.more_tokens);

@@ -45,6 +45,7 @@ class SeededRandom : public Random {
       : Random(seed), trace_(__FILE__, __LINE__, "replay with: " + ReplayLine(seed)) {}
 
   static std::uint64_t Choose() {
+    // NOLINTNEXTLINE(concurrency-mt-unsafe): nothing here sets the environment
     if (const char* given = std::getenv("KVTIER_SEED")) return std::strtoull(given, nullptr, 10);
     return std::random_device()();
   }

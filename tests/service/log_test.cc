@@ -1,11 +1,11 @@
+#include "service/log.h"
+
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <limits>
 #include <nlohmann/json.hpp>
 #include <string>
-
-#include "service/log.h"
 
 namespace kvtier::service {
 namespace {
