@@ -98,7 +98,7 @@ class StorePathIndependence : public ::testing::TestWithParam<std::tuple<Case, E
   std::vector<StoredTensor> BytesAtOnce(const Model& model, const testing::KvData& data,
                                         std::int64_t tokens) {
     store_.AppendAtOnce("at-once", model, data, tokens);
-    const auto bytes = testing::StoredBytesOf(store_.Read("at-once").pins());
+    auto bytes = testing::StoredBytesOf(store_.Read("at-once").pins());
     EXPECT_THAT(store_->Remove({"default", "at-once"}), kvtier::testing::IsOk());
     return bytes;
   }
