@@ -18,6 +18,7 @@
 #include "bench/machine.h"
 #include "kernels/codec_table.h"
 #include "kernels/host_codec.h"
+#include "kernels/host_target.h"
 #include "kvtier/version.h"
 
 namespace kvtier::bench {
@@ -32,6 +33,7 @@ constexpr std::size_t kHeadBytes = std::size_t{kTokens} * kDim * 2;
 constexpr std::size_t kPageBytes = kHeads * kHeadBytes;
 
 struct Options {
+  std::string target = kernels::HostTargets().front();
   std::size_t mib = 128;
   int runs = 3;
   bool fp16 = false;
@@ -183,7 +185,8 @@ Result Measure(const Data& data, const Options& options) {
 }
 
 void PrintTable(const Result& result, const Options& options) {
-  std::printf("%s, commit %s\n", CpuModel().c_str(), kRevision);
+  std::printf("%s, codecs for %s, commit %s\n", CpuModel().c_str(), options.target.c_str(),
+              kRevision);
   std::printf("one thread, %zu MiB of %s in pages of [%d, %d, %d], median of %d runs\n\n",
               options.mib, kernels::ElementName(options.source()), kHeads, kTokens, kDim,
               options.runs);
@@ -199,6 +202,7 @@ void PrintTable(const Result& result, const Options& options) {
 
 void PrintJson(const Result& result, const Options& options) {
   nlohmann::ordered_json json = {{"machine", CpuModel()},
+                                 {"codecs", options.target},
                                  {"commit", kRevision},
                                  {"source", kernels::ElementName(options.source())},
                                  {"mib", options.mib},
@@ -230,8 +234,12 @@ int main(int argc, char** argv) {
       ->check(CLI::Range(1, 1000))
       ->capture_default_str();
   app.add_flag("--fp16", options.fp16, "float16 data instead of bfloat16");
+  app.add_option("--target", options.target, "Instruction set of the codecs")
+      ->check(CLI::IsMember(kvtier::kernels::HostTargets()))
+      ->capture_default_str();
   app.add_flag("--json", options.json, "JSON instead of a table");
   CLI11_PARSE(app, argc, argv);
+  kvtier::kernels::UseHostTarget(options.target);
 
   const kvtier::bench::Data data(options.mib * (1 << 20) / kvtier::bench::kPageBytes,
                                  options.source());

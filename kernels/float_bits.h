@@ -50,18 +50,13 @@ inline constexpr std::uint32_t kF32Infinity = 0x7f800000u;
 KVT_HD bool IsNan(float x) { return (Bits(x) & 0x7fffffffu) > kF32Infinity; }
 KVT_HD bool IsFinite(float x) { return (Bits(x) & 0x7fffffffu) < kF32Infinity; }
 
-// a * b + c, rounded once, for a * b and c that are multiples of 2^-24 below 2^29, as codes, fp16
-// scales and minima are: the sum is then exact in fp64, so this equals fmaf without needing the
-// instruction.
-KVT_HD float FusedMultiplyAdd(float a, float b, float c) {
-#if defined(__CUDA_ARCH__)
-  return __fmaf_rn(a, b, c);
-#elif defined(__FMA__)
-  return __builtin_fmaf(a, b, c);
-#else
-  return static_cast<float>(static_cast<double>(a) * static_cast<double>(b) +
-                            static_cast<double>(c));
-#endif
+// x held within 0 and `largest`, for x that is no NaN; below zero, -0 included, gives +0. Of
+// integers, because compilers make one instruction of that.
+KVT_HD float Clamp(float x, float largest) {
+  const auto bits = static_cast<std::int32_t>(Bits(x));
+  const auto most = static_cast<std::int32_t>(Bits(largest));
+  const std::int32_t low = bits > 0 ? bits : 0;
+  return FromBits(static_cast<std::uint32_t>(low < most ? low : most));
 }
 
 // Nearest integer, ties to even, of 0 <= x < 2^22.
@@ -82,47 +77,37 @@ KVT_HD float ToFloat(Fp16 x) {
 }
 
 KVT_HD float ToFloat(E4m3 x) {
-  // As an fp16 of the same sign with the exponent field one bit narrower: value * 2^-8, exact.
   const std::uint32_t code = x.bits;
-  if ((code & 0x7fu) == 0x7fu) return FromBits(0x7fc00000u | (code & 0x80u) << 24);
-  const Fp16 half{static_cast<std::uint16_t>((code & 0x80u) << 8 | (code & 0x7fu) << 7)};
-  return ToFloat(half) * 256.0f;
+  const std::uint32_t magnitude = (code & 0x7fu) << 20;
+  const float normal = FromBits(magnitude + (120u << 23));
+  // A subnormal's places are those of 2^-6 and up: the subtraction takes the leading one away.
+  const float small = FromBits(magnitude + (121u << 23)) - FromBits(121u << 23);
+  const std::uint32_t finite = Bits(magnitude < (1u << 23) ? small : normal);
+  return FromBits((code & 0x80u) << 24 | (magnitude == (0x7fu << 20) ? 0x7fc00000u : finite));
 }
 
 KVT_HD float ToFloat(E5m2 x) {
   return ToFloat(Fp16{static_cast<std::uint16_t>(std::uint32_t{x.bits} << 8)});
 }
 
+// The largest magnitude, as fp32 bits, that does not round past T's largest finite value. Ties at
+// the edge: 464 rounds to 448 in E4M3 (even), 61,440 overflows E5M2, 65,520 overflows fp16.
 template <class T>
-KVT_HD T FromFloat(float x);
-
+inline constexpr std::uint32_t kLargestBits = 0;
 template <>
-KVT_HD float FromFloat<float>(float x) {
-  return x;
-}
-
+inline constexpr std::uint32_t kLargestBits<float> = 0x7f7fffffu;
 template <>
-KVT_HD Bf16 FromFloat<Bf16>(float x) {
-  const std::uint32_t u = Bits(x);
-  const std::uint32_t rounded = (u + 0x7fffu + ((u >> 16) & 1u)) >> 16;
-  return {static_cast<std::uint16_t>(IsNan(x) ? (u >> 16 | 0x40u) : rounded)};
-}
-
+inline constexpr std::uint32_t kLargestBits<Bf16> = 0x7f7f7fffu;
 template <>
-KVT_HD Fp16 FromFloat<Fp16>(float x) {
-  const std::uint32_t u = Bits(x);
-  const std::uint32_t sign = u >> 16 & 0x8000u;
-  const std::uint32_t a = u & 0x7fffffffu;
-  const std::uint32_t normal = (a - 0x38000000u + 0xfffu + ((a >> 13) & 1u)) >> 13;
-  const std::uint32_t small = Bits(FromBits(a) + 0.5f) - 0x3f000000u;  // the adder rounds at 2^-24
-  const std::uint32_t big = a > kF32Infinity ? 0x7e00u : 0x7c00u;
-  const std::uint32_t magnitude = a >= 0x47800000u ? big : (a < 0x38800000u ? small : normal);
-  return {static_cast<std::uint16_t>(sign | magnitude)};
-}
+inline constexpr std::uint32_t kLargestBits<Fp16> = 0x477fefffu;
+template <>
+inline constexpr std::uint32_t kLargestBits<E4m3> = 0x43e80000u;
+template <>
+inline constexpr std::uint32_t kLargestBits<E5m2> = 0x476fffffu;
 
-// Magnitude of |x| <= Max in a type of kMantissa bits whose smallest normal has the fp32 exponent
-// field kMinExponent. The addend's last place is the target's, so the adder does the rounding;
-// below the smallest normal the place stays fixed.
+// Magnitude of a, as fp32 bits within kLargestBits, in a type of kMantissa bits whose smallest
+// normal has the fp32 exponent field kMinExponent. The addend's last place is the target's, so the
+// adder does the rounding; below the smallest normal the place stays fixed.
 template <int kMantissa, std::uint32_t kMinExponent>
 KVT_HD std::uint32_t SmallFloatMagnitude(std::uint32_t a) {
   const std::uint32_t exponent = (a >> 23) > kMinExponent ? (a >> 23) : kMinExponent;
@@ -131,55 +116,94 @@ KVT_HD std::uint32_t SmallFloatMagnitude(std::uint32_t a) {
   return ((exponent - kMinExponent) << kMantissa) + significand;
 }
 
-// Saturating: beyond the largest finite value, infinity included, gives the largest finite value.
-// NaN gives 0x7F.
+// x in T, for magnitudes up to kLargestBits<T>.
+template <class T>
+KVT_HD T RoundInRange(float x);
+
+template <>
+KVT_HD float RoundInRange<float>(float x) {
+  return x;
+}
+template <>
+KVT_HD Bf16 RoundInRange<Bf16>(float x) {
+  const std::uint32_t u = Bits(x);
+  return {static_cast<std::uint16_t>((u + 0x7fffu + ((u >> 16) & 1u)) >> 16)};
+}
+template <>
+KVT_HD Fp16 RoundInRange<Fp16>(float x) {
+  const std::uint32_t u = Bits(x);
+  const std::uint32_t a = u & 0x7fffffffu;
+  const std::uint32_t normal = (a - 0x38000000u + 0xfffu + ((a >> 13) & 1u)) >> 13;
+  const std::uint32_t small = Bits(FromBits(a) + 0.5f) - 0x3f000000u;  // the adder rounds at 2^-24
+  return {static_cast<std::uint16_t>((u >> 16 & 0x8000u) | (a < 0x38800000u ? small : normal))};
+}
+template <>
+KVT_HD E4m3 RoundInRange<E4m3>(float x) {
+  const std::uint32_t u = Bits(x);
+  return {
+      static_cast<std::uint8_t>((u >> 24 & 0x80u) | SmallFloatMagnitude<3, 121>(u & 0x7fffffffu))};
+}
+template <>
+KVT_HD E5m2 RoundInRange<E5m2>(float x) {
+  const std::uint32_t u = Bits(x);
+  return {
+      static_cast<std::uint8_t>((u >> 24 & 0x80u) | SmallFloatMagnitude<2, 113>(u & 0x7fffffffu))};
+}
+
+// x in T, whatever x is. The 16-bit types overflow to infinity and keep NaN; the 8-bit ones
+// saturate, infinity included, and give 0x7F for NaN.
+template <class T>
+KVT_HD T FromFloat(float x);
+
+template <>
+KVT_HD float FromFloat<float>(float x) {
+  return x;
+}
+template <>
+KVT_HD Bf16 FromFloat<Bf16>(float x) {
+  const auto quiet = static_cast<std::uint16_t>(Bits(x) >> 16 | 0x40u);
+  return {IsNan(x) ? quiet : RoundInRange<Bf16>(x).bits};
+}
+template <>
+KVT_HD Fp16 FromFloat<Fp16>(float x) {
+  const std::uint32_t u = Bits(x);
+  const std::uint32_t a = u & 0x7fffffffu;
+  const std::uint32_t special = (u >> 16 & 0x8000u) | (a > kF32Infinity ? 0x7e00u : 0x7c00u);
+  return {
+      static_cast<std::uint16_t>(a > kLargestBits<Fp16> ? special : RoundInRange<Fp16>(x).bits)};
+}
+
+template <class T>
+KVT_HD T FromFloatSaturating(float x) {
+  const std::uint32_t u = Bits(x);
+  const std::uint32_t a = u & 0x7fffffffu;
+  const std::uint32_t clamped = a < kLargestBits<T> ? a : kLargestBits<T>;
+  const T code = RoundInRange<T>(FromBits((u & 0x80000000u) | clamped));
+  return {static_cast<decltype(T::bits)>(a > kF32Infinity ? 0x7fu : code.bits)};
+}
 template <>
 KVT_HD E4m3 FromFloat<E4m3>(float x) {
-  const std::uint32_t u = Bits(x);
-  const std::uint32_t a = u & 0x7fffffffu;
-  const std::uint32_t clamped = a < 0x43e00000u ? a : 0x43e00000u;  // 448
-  const std::uint32_t code = (u >> 24 & 0x80u) | SmallFloatMagnitude<3, 121>(clamped);
-  return {static_cast<std::uint8_t>(a > kF32Infinity ? 0x7fu : code)};
+  return FromFloatSaturating<E4m3>(x);
 }
-
 template <>
 KVT_HD E5m2 FromFloat<E5m2>(float x) {
+  return FromFloatSaturating<E5m2>(x);
+}
+
+// x rounded to an fp16, for magnitudes up to kLargestBits<Fp16>.
+KVT_HD float RoundToFp16(float x) {
   const std::uint32_t u = Bits(x);
   const std::uint32_t a = u & 0x7fffffffu;
-  const std::uint32_t clamped = a < 0x47600000u ? a : 0x47600000u;  // 57,344
-  const std::uint32_t code = (u >> 24 & 0x80u) | SmallFloatMagnitude<2, 113>(clamped);
-  return {static_cast<std::uint8_t>(a > kF32Infinity ? 0x7fu : code)};
+  const std::uint32_t normal = (a + 0xfffu + ((a >> 13) & 1u)) & ~0x1fffu;
+  const std::uint32_t small = Bits((FromBits(a) + 0.5f) - 0.5f);  // the adder rounds at 2^-24
+  return FromBits((u & 0x80000000u) | (a < 0x38800000u ? small : normal));
 }
 
-KVT_HD float RoundToFp16(float x) { return ToFloat(FromFloat<Fp16>(x)); }
-
-// Whether x, finite or infinite, rounds past the largest finite value of T. Ties at the edge: 464
-// rounds to 448 in E4M3 (even), 61,440 overflows E5M2, 65,520 overflows fp16.
+// Whether x, finite or infinite, rounds past T's largest finite value.
 template <class T>
-KVT_HD bool Overflows(float x);
-template <>
-KVT_HD bool Overflows<float>(float x) {
-  return (Bits(x) & 0x7fffffffu) == kF32Infinity;
-}
-template <>
-KVT_HD bool Overflows<Bf16>(float x) {
+KVT_HD bool Overflows(float x) {
   const std::uint32_t a = Bits(x) & 0x7fffffffu;
-  return a >= 0x7f7f8000u && a <= kF32Infinity;
-}
-template <>
-KVT_HD bool Overflows<Fp16>(float x) {
-  const std::uint32_t a = Bits(x) & 0x7fffffffu;
-  return a >= 0x477ff000u && a <= kF32Infinity;
-}
-template <>
-KVT_HD bool Overflows<E4m3>(float x) {
-  const std::uint32_t a = Bits(x) & 0x7fffffffu;
-  return a > 0x43e80000u && a <= kF32Infinity;
-}
-template <>
-KVT_HD bool Overflows<E5m2>(float x) {
-  const std::uint32_t a = Bits(x) & 0x7fffffffu;
-  return a >= 0x47700000u && a <= kF32Infinity;
+  return a > kLargestBits<T> && a <= kF32Infinity;
 }
 
 // The value x takes in T, saturating at the largest finite value. NaN stays NaN.

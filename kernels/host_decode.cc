@@ -1,31 +1,26 @@
+// Compiled once per instruction set: this file includes itself. The loops are plain, and the
+// compiler makes vectors of them.
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "kernels/host_decode.cc"
+#include <hwy/foreach_target.h>
+#include <hwy/highway.h>
+
 #include <cstring>
 
 #include "kernels/codec_table.h"
-#include "kernels/fp8.h"
+#include "kernels/element_row.h"
 #include "kernels/host_codec.h"
 #include "kernels/kivi.h"
 #include "kernels/per_token_head.h"
-#include "kernels/raw.h"
+#include "kernels/row.h"
 
-namespace kvtier::kernels {
+HWY_BEFORE_NAMESPACE();
+namespace kvtier::kernels::HWY_NAMESPACE {
 namespace {
 
-// Writes one decoded row as Out and returns how many values saturated.
-template <class Out>
-std::uint32_t StoreRow(const float* values, int dim, float out_scale, Out* out) {
-  std::uint32_t saturated = 0;
-  for (int c = 0; c < dim; ++c) {
-    float value = values[c];  // NOLINT(clang-analyzer-core.uninitialized.Assign): decoded before
-    if constexpr (sizeof(Out) == 1) value = value / out_scale;
-    saturated += Overflows<Out>(value) ? 1u : 0u;
-    out[c] = Saturate<Out>(value);
-  }
-  return saturated;
-}
-
 // Decodes row after row into fp32 and stores each; `decode(token, values)` fills one row.
-template <class Decode>
-std::uint64_t DecodeRows(const DecodeRun& run, Decode decode) {
+template <class F>
+std::uint64_t DecodeRows(const DecodeRun& run, F decode) {
   return VisitElement(run.out.type, [&](auto element) {
     using Out = decltype(element);
     auto* out = reinterpret_cast<Out*>(run.out.data);
@@ -33,8 +28,8 @@ std::uint64_t DecodeRows(const DecodeRun& run, Decode decode) {
     std::uint64_t saturated = 0;
     for (std::int64_t token = 0; token < run.tokens; ++token) {
       decode(run.first_token + token, values);
-      saturated +=
-          StoreRow<Out>(values, run.dim, run.out_scale, out + token * run.out.token_stride);
+      if constexpr (sizeof(Out) == 1) DivideRow(values, run.dim, run.out_scale, values);
+      saturated += StoreRow(values, run.dim, out + token * run.out.token_stride);
     }
     return saturated;
   });
@@ -47,7 +42,7 @@ bool IsByteCopy(const DecodeRun& run) {
 }
 
 std::uint64_t CopyRows(const DecodeRun& run) {
-  const std::size_t bytes = static_cast<std::size_t>(run.dim * ElementBytes(run.out.type));
+  const auto bytes = static_cast<std::size_t>(run.dim) * ElementBytes(run.out.type);
   for (std::int64_t token = 0; token < run.tokens; ++token) {
     std::memcpy(run.out.data + token * run.out.token_stride * ElementBytes(run.out.type),
                 run.in + (run.first_token + token) * static_cast<std::int64_t>(bytes), bytes);
@@ -59,12 +54,9 @@ std::uint64_t DecodeElements(const DecodeRun& run) {
   return VisitElement(run.codec.element, [&](auto element) {
     using T = decltype(element);
     const auto* rows = reinterpret_cast<const T*>(run.in);
+    const float scale = run.codec.id == CodecId::kFp8 ? run.scale : 1.0f;
     return DecodeRows(run, [&](std::int64_t token, float* values) {
-      if (run.codec.id == CodecId::kFp8) {
-        DecodeFp8Row<T>(rows + token * run.dim, run.dim, run.scale, values);
-      } else {
-        DecodeRawRow<T>(rows + token * run.dim, run.dim, values);
-      }
+      DecodeElementRow<T>(rows + token * run.dim, run.dim, scale, values);
     });
   });
 }
@@ -76,6 +68,15 @@ std::uint64_t DecodePerTokenHead(const DecodeRun& run) {
   return DecodeRows(run, [&](std::int64_t token, float* values) {
     DecodePerTokenHeadRow<Kind>(rows + token * bytes, run.dim, values);
   });
+}
+
+// fp16 at any address.
+void LoadFp16(const std::byte* stored, int count, float* out) {
+  for (int i = 0; i < count; ++i) {
+    Fp16 x{};
+    std::memcpy(&x, stored + 2 * i, sizeof x);
+    out[i] = ToFloat(x);
+  }
 }
 
 template <int kBits>
@@ -92,13 +93,8 @@ std::uint64_t DecodeKiviChannel(const DecodeRun& run) {
     const std::byte* in = run.in + unit * unit_bytes;
     if (unit != loaded) {
       const std::byte* stored = in + std::int64_t{planes} * dim;
-      for (int c = 0; c < dim; ++c) {
-        Fp16 scale{}, minimum{};  // at any address where dim is odd
-        std::memcpy(&scale, stored + 2 * c, 2);
-        std::memcpy(&minimum, stored + 2 * (dim + c), 2);
-        scales[c] = ToFloat(scale);
-        minima[c] = ToFloat(minimum);
-      }
+      LoadFp16(stored, dim, scales);
+      LoadFp16(stored + 2 * dim, dim, minima);
       loaded = unit;
     }
     const int in_group = static_cast<int>(token % run.codec.group);
@@ -111,28 +107,41 @@ std::uint64_t DecodeKiviChannel(const DecodeRun& run) {
   });
 }
 
+// The inverse of the encoder's PackCodes.
+template <int kBits>
+void UnpackCodes(const std::uint8_t* packed, int bytes, std::uint8_t* codes) {
+  if constexpr (kBits == 8) {
+    std::memcpy(codes, packed, static_cast<std::size_t>(bytes));
+  } else {
+    using Word = std::conditional_t<kBits == 2, std::uint32_t, std::uint16_t>;
+    constexpr std::uint32_t kMask = kBits == 2 ? 0x03030303u : 0x0f0fu;
+    for (int i = 0; i < bytes; ++i) {
+      std::uint32_t bits = packed[i];
+      if constexpr (kBits == 2) bits |= bits << 12;
+      bits |= bits << (8 - kBits);
+      const auto word = static_cast<Word>(bits & kMask);
+      std::memcpy(codes + i * static_cast<int>(sizeof word), &word, sizeof word);
+    }
+  }
+}
+
 template <int kBits>
 std::uint64_t DecodeKiviToken(const DecodeRun& run) {
-  constexpr int kPerByte = 8 / kBits;
-  constexpr std::uint32_t kMask = (1u << kBits) - 1u;
   const int group_size = run.codec.group;
   const int groups = run.dim / group_size;
+  const int bytes = run.dim * kBits / 8;
   const std::int64_t row_bytes = UnitSizeOf(run.codec, run.dim).total();
   return DecodeRows(run, [&](std::int64_t token, float* values) {
     const std::byte* row = run.in + token * row_bytes;
-    const auto* codes = reinterpret_cast<const std::uint8_t*>(row);
-    const std::byte* scales = row + run.dim * kBits / 8;
+    std::uint8_t codes[kMaxHeadDim];
+    float stored[2 * kMaxHeadDim];  // scales, then minima
+    UnpackCodes<kBits>(reinterpret_cast<const std::uint8_t*>(row), bytes, codes);
+    LoadFp16(row + bytes, 2 * groups, stored);
     for (int g = 0; g < groups; ++g) {
-      Fp16 scale{}, minimum{};
-      std::memcpy(&scale, scales + 2 * g, 2);
-      std::memcpy(&minimum, scales + 2 * (groups + g), 2);
-      const float s = ToFloat(scale), m = ToFloat(minimum);
-      float* group = values + g * group_size;
-      const std::uint8_t* packed = codes + g * group_size * kBits / 8;
-      for (int i = 0; i < group_size; ++i) {
-        group[i] =
-            KiviValue(std::uint32_t{packed[i / kPerByte]} >> (i % kPerByte * kBits) & kMask, s, m);
-      }
+      const float scale = stored[g], minimum = stored[groups + g];
+      const int first = g * group_size;
+      for (int i = 0; i < group_size; ++i)
+        values[first + i] = KiviValue(codes[first + i], scale, minimum);
     }
   });
 }
@@ -143,9 +152,7 @@ std::uint64_t DecodeKivi(const DecodeRun& run) {
                                                : DecodeKiviToken<kBits>(run);
 }
 
-}  // namespace
-
-std::uint64_t DecodeOnHost(const DecodeRun& run) {
+std::uint64_t Decode(const DecodeRun& run) {
   if (run.dim == 0) return 0;  // the V of MLA
   if (IsByteCopy(run)) return CopyRows(run);
   switch (run.codec.id) {
@@ -164,4 +171,16 @@ std::uint64_t DecodeOnHost(const DecodeRun& run) {
   return 0;
 }
 
+}  // namespace
+}  // namespace kvtier::kernels::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace kvtier::kernels {
+
+HWY_EXPORT(Decode);
+
+std::uint64_t DecodeOnHost(const DecodeRun& run) { return HWY_DYNAMIC_DISPATCH(Decode)(run); }
+
 }  // namespace kvtier::kernels
+#endif

@@ -1,14 +1,24 @@
+// Compiled once per instruction set: this file includes itself. The loops are plain, and the
+// compiler makes vectors of them.
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "kernels/host_encode.cc"
+#include <hwy/foreach_target.h>
+#include <hwy/highway.h>
+
+#include <algorithm>
 #include <cstring>
 #include <type_traits>
+#include <utility>
 
 #include "kernels/codec_table.h"
-#include "kernels/fp8.h"
+#include "kernels/element_row.h"
 #include "kernels/host_codec.h"
 #include "kernels/kivi.h"
 #include "kernels/per_token_head.h"
-#include "kernels/raw.h"
+#include "kernels/row.h"
 
-namespace kvtier::kernels {
+HWY_BEFORE_NAMESPACE();
+namespace kvtier::kernels::HWY_NAMESPACE {
 namespace {
 
 template <class Source>
@@ -28,27 +38,31 @@ std::uint64_t EncodeRows(const EncodeRun& run, F row) {
   return saturated;
 }
 
-template <class Source>
-std::uint64_t EncodeRaw(const EncodeRun& run) {
-  const std::size_t bytes = static_cast<std::size_t>(run.dim) * sizeof(Source);
-  if (run.source.type == run.codec.element) {
-    return EncodeRows<Source>(run, [&](const Source* x, std::byte* out) {
-      std::memcpy(out, x, bytes);
-      return 0u;
-    });
-  }
-  return VisitElement(run.codec.element, [&](auto element) {
-    using T = decltype(element);
-    return EncodeRows<Source>(run, [&](const Source* x, std::byte* out) {
-      return EncodeRawRow<Source, T>(x, run.dim, reinterpret_cast<T*>(out));
-    });
+// Values of the stored type already, and FP8 sources, which come with their own scale.
+bool IsByteCopy(const EncodeRun& run) {
+  return run.codec.element == run.source.type &&
+         (run.codec.id == CodecId::kRaw || run.codec.id == CodecId::kFp8);
+}
+
+std::uint64_t CopyRows(const EncodeRun& run) {
+  const auto bytes = static_cast<std::size_t>(run.dim) * ElementBytes(run.source.type);
+  const std::int64_t stride = run.source.token_stride * ElementBytes(run.source.type);
+  for (int token = 0; token < run.units; ++token)
+    std::memcpy(run.out + token * bytes, run.source.data + token * stride, bytes);
+  return 0;
+}
+
+template <class Source, class T>
+std::uint64_t EncodeElements(const EncodeRun& run, float scale) {
+  return EncodeRows<Source>(run, [&](const Source* x, std::byte* out) {
+    return EncodeElementRow(x, run.dim, scale, reinterpret_cast<T*>(out));
   });
 }
 
-template <class Source, class Code>
-std::uint64_t EncodeFp8(const EncodeRun& run) {
-  return EncodeRows<Source>(run, [&](const Source* x, std::byte* out) {
-    return EncodeFp8Row<Source, Code>(x, run.dim, run.scale, reinterpret_cast<Code*>(out));
+template <class Source>
+std::uint64_t EncodeRaw(const EncodeRun& run) {
+  return VisitElement(run.codec.element, [&](auto element) {
+    return EncodeElements<Source, decltype(element)>(run, 1.0f);
   });
 }
 
@@ -64,115 +78,179 @@ std::uint64_t EncodePerTokenHead(const EncodeRun& run) {
 template <class Source>
 constexpr bool kAsPublished = std::is_same_v<Source, Fp16>;
 
+template <class Source>
+auto KeyOf(Source x) {
+  return Integer<Source>::Ordered(Integer<Source>::Of(x));
+}
+template <class Source>
+float ValueOf(typename Integer<Source>::Type key) {
+  return WithoutNegativeZero(Integer<Source>::Value(Integer<Source>::Ordered(key)));
+}
+
+// Groups side by side, so that their parameters are computed many at once.
+template <class Source>
+struct Groups {
+  typename Integer<Source>::Type low[kMaxHeadDim], high[kMaxHeadDim];  // of what KeyOf gives
+  std::uint16_t stored_scales[kMaxHeadDim], stored_minima[kMaxHeadDim];
+  float minima[kMaxHeadDim], scales[kMaxHeadDim], inverses[kMaxHeadDim];
+
+  // From low and high to all that codes need.
+  void Measure(int count, float largest_code) {
+    for (int i = 0; i < count; ++i) {
+      const KiviGroup group = KiviGroupOf<kAsPublished<Source>>(
+          ValueOf<Source>(low[i]), ValueOf<Source>(high[i]), largest_code);
+      stored_scales[i] = group.scale.bits;
+      stored_minima[i] = group.minimum.bits;
+      minima[i] = ToFloat(group.minimum);
+      scales[i] = ToFloat(group.scale);
+      inverses[i] = KiviInverse(group);
+    }
+  }
+  // The scales of `count` groups, then their minima.
+  void Store(int first, int count, std::byte* out) const {
+    const auto bytes = 2 * static_cast<std::size_t>(count);
+    std::memcpy(out, stored_scales + first, bytes);
+    std::memcpy(out + bytes, stored_minima + first, bytes);
+  }
+};
+
 // One unit of KIVI's K: codes [group * bits / 8][dim] (byte j of a channel holds its tokens j * 8 /
 // bits and on, the first in the lowest bits), then scales [dim], then minima [dim]. Channels are
 // the inner loop throughout, so that every access runs along memory.
-template <class Source, int kBits>
-void EncodeKiviChannelUnit(const EncodeRun& run, std::int64_t first_token, std::byte* out) {
-  constexpr float kLargest = (1 << kBits) - 1;
-  constexpr int kPerByte = 8 / kBits;
-  const int dim = run.dim;
-  float minima[kMaxHeadDim], maxima[kMaxHeadDim], scales[kMaxHeadDim], inverses[kMaxHeadDim];
-  const Source* first = RowAt<Source>(run, first_token);
-  for (int c = 0; c < dim; ++c) minima[c] = maxima[c] = WithoutNegativeZero(ToFloat(first[c]));
-  for (int token = 1; token < run.codec.group; ++token) {
+template <class Source>
+void MeasureChannels(const EncodeRun& run, std::int64_t first_token, Groups<Source>& channels) {
+  auto* low = channels.low;
+  auto* high = channels.high;
+  for (int token = 0; token < run.codec.group; ++token) {
     const Source* x = RowAt<Source>(run, first_token + token);
-    for (int c = 0; c < dim; ++c) {
-      const float value = WithoutNegativeZero(ToFloat(x[c]));
-      minima[c] = value < minima[c] ? value : minima[c];
-      maxima[c] = value > maxima[c] ? value : maxima[c];
+    if (token == 0) {
+      for (int c = 0; c < run.dim; ++c) low[c] = high[c] = KeyOf(x[c]);
     }
-  }
-  const int planes = run.codec.group / kPerByte;
-  std::byte* stored_scales = out + std::int64_t{planes} * dim;  // at any address where dim is odd
-  std::byte* stored_minima = stored_scales + 2 * dim;
-  for (int c = 0; c < dim; ++c) {
-    const KiviGroup group = KiviGroupOf<kAsPublished<Source>>(minima[c], maxima[c], kLargest);
-    std::memcpy(stored_scales + 2 * c, &group.scale, 2);
-    std::memcpy(stored_minima + 2 * c, &group.minimum, 2);
-    minima[c] = ToFloat(group.minimum);
-    scales[c] = ToFloat(group.scale);
-    inverses[c] = KiviInverse(group);
-  }
-  for (int plane = 0; plane < planes; ++plane) {
-    auto* codes = reinterpret_cast<std::uint8_t*>(out) + std::int64_t{plane} * dim;
-    for (int i = 0; i < kPerByte; ++i) {
-      const Source* x = RowAt<Source>(run, first_token + plane * kPerByte + i);
-      for (int c = 0; c < dim; ++c) {
-        const std::uint32_t code = KiviCode<kAsPublished<Source>>(
-            WithoutNegativeZero(ToFloat(x[c])), minima[c], scales[c], inverses[c], kLargest);
-        const std::uint32_t below = i == 0 ? 0u : codes[c];
-        codes[c] = static_cast<std::uint8_t>(below | code << (kBits * i));
-      }
+    for (int c = 0; c < run.dim; ++c) {
+      const auto key = KeyOf(x[c]);
+      low[c] = key < low[c] ? key : low[c];
+      high[c] = key > high[c] ? key : high[c];
     }
   }
 }
 
-template <class Source, int kBits>
-KiviGroup EncodeKiviTokenGroup(const Source* x, int group_size, std::uint8_t* codes) {
+// The codes of as many tokens as fill a byte of each channel.
+template <int kBits, class Source, int... kTokens>
+void EncodePlane(const EncodeRun& run, std::int64_t first_token, const Groups<Source>& channels,
+                 std::uint8_t* __restrict codes, std::integer_sequence<int, kTokens...>) {
   constexpr float kLargest = (1 << kBits) - 1;
+  const Source* const rows[] = {RowAt<Source>(run, first_token + kTokens)...};
+  for (int c = 0; c < run.dim; ++c) {
+    codes[c] = static_cast<std::uint8_t>(
+        (0u | ... |
+         (KiviCode<kAsPublished<Source>>(WithoutNegativeZero(ToFloat(rows[kTokens][c])),
+                                         channels.minima[c], channels.scales[c],
+                                         channels.inverses[c], kLargest)
+          << (kBits * kTokens))));
+  }
+}
+
+template <class Source, int kBits>
+std::uint64_t EncodeKiviChannel(const EncodeRun& run) {
   constexpr int kPerByte = 8 / kBits;
-  const auto value = [&](int i) { return WithoutNegativeZero(ToFloat(x[i])); };
-  float minimum = value(0), maximum = value(0);
-  for (int i = 1; i < group_size; ++i) {
-    minimum = value(i) < minimum ? value(i) : minimum;
-    maximum = value(i) > maximum ? value(i) : maximum;
-  }
-  const KiviGroup group = KiviGroupOf<kAsPublished<Source>>(minimum, maximum, kLargest);
-  const float stored_minimum = ToFloat(group.minimum), scale = ToFloat(group.scale),
-              inverse = KiviInverse(group);
-  for (int byte = 0; byte < group_size / kPerByte; ++byte) {
-    std::uint32_t packed = 0;
-    for (int i = 0; i < kPerByte; ++i) {
-      packed |= KiviCode<kAsPublished<Source>>(value(byte * kPerByte + i), stored_minimum, scale,
-                                               inverse, kLargest)
-                << (kBits * i);
-    }
-    codes[byte] = static_cast<std::uint8_t>(packed);
-  }
-  return group;
-}
-
-// One row of KIVI's V: codes [dim * bits / 8], then scales [dim / group], then minima [dim /
-// group].
-template <class Source, int kBits>
-void EncodeKiviTokenRow(const EncodeRun& run, const Source* x, std::byte* out) {
-  const int group_size = run.codec.group;
-  const int groups = run.dim / group_size;
-  auto* codes = reinterpret_cast<std::uint8_t*>(out);
-  std::byte* scales = out + run.dim * kBits / 8;
-  for (int g = 0; g < groups; ++g) {
-    const KiviGroup group = EncodeKiviTokenGroup<Source, kBits>(
-        x + g * group_size, group_size, codes + std::int64_t{g} * group_size * kBits / 8);
-    std::memcpy(scales + 2 * g, &group.scale, 2);
-    std::memcpy(scales + 2 * (groups + g), &group.minimum, 2);
-  }
-}
-
-template <class Source, int kBits>
-std::uint64_t EncodeKiviBits(const EncodeRun& run) {
   const std::int64_t bytes = UnitSizeOf(run.codec, run.dim).total();
+  const int planes = run.codec.group / kPerByte;
+  Groups<Source> channels;
   for (int unit = 0; unit < run.units; ++unit) {
+    const std::int64_t first = std::int64_t{unit} * run.codec.group;
     std::byte* out = run.out + unit * bytes;
-    if (run.codec.id == CodecId::kKiviChannel) {
-      EncodeKiviChannelUnit<Source, kBits>(run, std::int64_t{unit} * run.codec.group, out);
-    } else {
-      EncodeKiviTokenRow<Source, kBits>(run, RowAt<Source>(run, unit), out);
+    MeasureChannels(run, first, channels);
+    channels.Measure(run.dim, (1 << kBits) - 1);
+    channels.Store(0, run.dim, out + std::int64_t{planes} * run.dim);
+    for (int plane = 0; plane < planes; ++plane) {
+      EncodePlane<kBits>(run, first + plane * kPerByte, channels,
+                         reinterpret_cast<std::uint8_t*>(out) + std::int64_t{plane} * run.dim,
+                         std::make_integer_sequence<int, kPerByte>());
     }
   }
   return 0;
 }
 
-template <class Source>
-std::uint64_t EncodeKivi(const EncodeRun& run) {
-  switch (run.codec.bits) {
-    case 2:
-      return EncodeKiviBits<Source, 2>(run);
-    case 4:
-      return EncodeKiviBits<Source, 4>(run);
-    default:
-      return EncodeKiviBits<Source, 8>(run);
+// Squeezes one code a byte into 8 / kBits codes a byte, the first in the lowest bits.
+template <int kBits>
+void PackCodes(const std::uint8_t* codes, int bytes, std::uint8_t* __restrict packed) {
+  if constexpr (kBits == 8) {
+    std::memcpy(packed, codes, static_cast<std::size_t>(bytes));
+  } else {
+    using Word = std::conditional_t<kBits == 2, std::uint32_t, std::uint16_t>;
+    for (int i = 0; i < bytes; ++i) {
+      Word word;
+      std::memcpy(&word, codes + i * static_cast<int>(sizeof word), sizeof word);
+      std::uint32_t bits = word;
+      bits |= bits >> (8 - kBits);
+      if constexpr (kBits == 2) bits |= bits >> (2 * (8 - kBits));
+      packed[i] = static_cast<std::uint8_t>(bits);
+    }
   }
+}
+
+// KIVI's V, row by row: codes [dim * bits / 8], then scales [dim / group], then minima [dim /
+// group]. kGroup: the group size where it is known when this is compiled, else 0.
+template <int kGroup, class Source>
+void MeasureRow(const Source* x, int group_size, int groups, Groups<Source>& all, int first) {
+  if constexpr (kGroup > 0) group_size = kGroup;
+  for (int g = 0; g < groups; ++g) {
+    auto low = KeyOf(x[g * group_size]), high = low;
+    for (int i = 0; i < group_size; ++i) {
+      const auto key = KeyOf(x[g * group_size + i]);
+      low = key < low ? key : low;
+      high = key > high ? key : high;
+    }
+    all.low[first + g] = low;
+    all.high[first + g] = high;
+  }
+}
+
+template <int kBits, int kGroup, class Source>
+void EncodeRow(const Source* x, int group_size, int groups, const Groups<Source>& all, int first,
+               std::uint8_t* out) {
+  if constexpr (kGroup > 0) group_size = kGroup;
+  constexpr float kLargest = (1 << kBits) - 1;
+  std::uint8_t codes[kMaxHeadDim];
+  for (int g = 0; g < groups; ++g) {
+    const float minimum = all.minima[first + g], scale = all.scales[first + g],
+                inverse = all.inverses[first + g];
+    for (int i = 0; i < group_size; ++i) {
+      codes[g * group_size + i] = static_cast<std::uint8_t>(KiviCode<kAsPublished<Source>>(
+          WithoutNegativeZero(ToFloat(x[g * group_size + i])), minimum, scale, inverse, kLargest));
+    }
+  }
+  PackCodes<kBits>(codes, groups * group_size * kBits / 8, out);
+}
+
+template <class Source, int kBits, int kGroup>
+std::uint64_t EncodeKiviToken(const EncodeRun& run) {
+  const int group_size = run.codec.group;
+  const int groups = run.dim / group_size;
+  const int batch = std::max(1, 64 / groups);
+  const std::int64_t bytes = UnitSizeOf(run.codec, run.dim).total();
+  Groups<Source> all;
+  for (int begin = 0; begin < run.units; begin += batch) {
+    const int rows = std::min(batch, run.units - begin);
+    for (int row = 0; row < rows; ++row) {
+      MeasureRow<kGroup>(RowAt<Source>(run, begin + row), group_size, groups, all, row * groups);
+    }
+    all.Measure(rows * groups, (1 << kBits) - 1);
+    for (int row = 0; row < rows; ++row) {
+      std::byte* out = run.out + (begin + row) * bytes;
+      EncodeRow<kBits, kGroup>(RowAt<Source>(run, begin + row), group_size, groups, all,
+                               row * groups, reinterpret_cast<std::uint8_t*>(out));
+      all.Store(row * groups, groups, out + run.dim * kBits / 8);
+    }
+  }
+  return 0;
+}
+
+template <class Source, int kBits>
+std::uint64_t EncodeKivi(const EncodeRun& run) {
+  if (run.codec.id == CodecId::kKiviChannel) return EncodeKiviChannel<Source, kBits>(run);
+  return run.codec.group == 32 ? EncodeKiviToken<Source, kBits, 32>(run)
+                               : EncodeKiviToken<Source, kBits, 0>(run);
 }
 
 template <class Source>
@@ -181,66 +259,64 @@ std::uint64_t EncodeFrom(const EncodeRun& run) {
     case CodecId::kRaw:
       return EncodeRaw<Source>(run);
     case CodecId::kFp8:
-      return run.codec.element == ElementType::kE4m3 ? EncodeFp8<Source, E4m3>(run)
-                                                     : EncodeFp8<Source, E5m2>(run);
+      return run.codec.element == ElementType::kE4m3 ? EncodeElements<Source, E4m3>(run, run.scale)
+                                                     : EncodeElements<Source, E5m2>(run, run.scale);
     case CodecId::kInt8PerTokenHead:
       return EncodePerTokenHead<Source, Int8PerTokenHead>(run);
     case CodecId::kFp8PerTokenHead:
       return EncodePerTokenHead<Source, Fp8PerTokenHead>(run);
     case CodecId::kKiviChannel:
     case CodecId::kKiviToken:
-      return EncodeKivi<Source>(run);
+      return run.codec.bits == 2
+                 ? EncodeKivi<Source, 2>(run)
+                 : (run.codec.bits == 4 ? EncodeKivi<Source, 4>(run) : EncodeKivi<Source, 8>(run));
   }
   return 0;
 }
 
-}  // namespace
+template <class T>
+float LargestOf(const ConstRows& rows, int dim, std::int64_t tokens) {
+  typename Integer<T>::Type largest = 0;
+  for (std::int64_t token = 0; token < tokens; ++token) {
+    const T* x = reinterpret_cast<const T*>(rows.data) + token * rows.token_stride;
+    largest = std::max(largest, LargestMagnitudeOf(x, dim));
+  }
+  return Integer<T>::Value(largest);
+}
 
-std::uint64_t EncodeOnHost(const EncodeRun& run) {
+std::uint64_t Encode(const EncodeRun& run) {
   if (run.dim == 0) return 0;  // the V of MLA
+  if (IsByteCopy(run)) return CopyRows(run);
   switch (run.source.type) {
     case ElementType::kBf16:
       return EncodeFrom<Bf16>(run);
     case ElementType::kFp16:
       return EncodeFrom<Fp16>(run);
-    case ElementType::kFp32:
+    default:  // FP8 sources are byte copies
       return EncodeFrom<float>(run);
-    case ElementType::kE4m3:  // an FP8 source is kept as it is
-    case ElementType::kE5m2:
-      return EncodeRaw<E4m3>(run);
-  }
-  return 0;
-}
-
-namespace {
-
-template <class T>
-float LargestOf(const ConstRows& rows, int dim, std::int64_t tokens) {
-  std::uint32_t largest = 0;  // of magnitudes, bits order as values do, NaN above infinity
-  for (std::int64_t token = 0; token < tokens; ++token) {
-    const T* x = reinterpret_cast<const T*>(rows.data) + token * rows.token_stride;
-    for (int c = 0; c < dim; ++c) {
-      std::uint32_t bits;
-      if constexpr (sizeof(T) == 4) {
-        bits = Bits(x[c]) & 0x7fffffffu;
-      } else {
-        bits = x[c].bits & (sizeof(T) == 2 ? 0x7fffu : 0x7fu);
-      }
-      largest = bits > largest ? bits : largest;
-    }
-  }
-  if constexpr (sizeof(T) == 4) {
-    return FromBits(largest);
-  } else {
-    return ToFloat(T{static_cast<decltype(T::bits)>(largest)});
   }
 }
 
-}  // namespace
-
-float LargestMagnitude(const ConstRows& rows, int dim, std::int64_t tokens) {
+float Largest(const ConstRows& rows, int dim, std::int64_t tokens) {
   return VisitElement(
       rows.type, [&](auto element) { return LargestOf<decltype(element)>(rows, dim, tokens); });
 }
 
+}  // namespace
+}  // namespace kvtier::kernels::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace kvtier::kernels {
+
+HWY_EXPORT(Encode);
+HWY_EXPORT(Largest);
+
+std::uint64_t EncodeOnHost(const EncodeRun& run) { return HWY_DYNAMIC_DISPATCH(Encode)(run); }
+
+float LargestMagnitude(const ConstRows& rows, int dim, std::int64_t tokens) {
+  return HWY_DYNAMIC_DISPATCH(Largest)(rows, dim, tokens);
+}
+
 }  // namespace kvtier::kernels
+#endif

@@ -2,7 +2,7 @@
 
 #include <cstdint>
 
-#include "kernels/float_bits.h"
+#include "kernels/codec.h"
 
 // KIVI (arXiv 2402.02750): asymmetric min/max quantization, K per channel over groups of tokens, V
 // per token over groups of channels. A group stores an fp16 scale and an fp16 minimum (a value, not
@@ -27,12 +27,12 @@ KVT_HD float KiviInverse(KiviGroup group) {
 
 template <bool kFp16Arithmetic>
 KVT_HD KiviGroup KiviGroupOf(float minimum, float maximum, float largest_code) {
-  const Fp16 stored = FromFloat<Fp16>(minimum);
+  const Fp16 stored = RoundInRange<Fp16>(minimum);
   if constexpr (kFp16Arithmetic) {
-    return {FromFloat<Fp16>(RoundToFp16(maximum - minimum) / largest_code), stored};
+    return {RoundInRange<Fp16>(RoundToFp16(maximum - minimum) / largest_code), stored};
   } else {
-    const float range = maximum - ToFloat(stored);
-    return {FromFloat<Fp16>((range > 0.0f ? range : 0.0f) / largest_code), stored};
+    const float range = Clamp(maximum - ToFloat(stored), 2.0f * kKiviLimit);
+    return {RoundInRange<Fp16>(range / largest_code), stored};
   }
 }
 
@@ -46,12 +46,12 @@ KVT_HD std::uint32_t KiviCode(float x, float minimum, float scale, float inverse
   } else {
     steps = (x - minimum) * inverse;
   }
-  const float low = steps > 0.0f ? steps : 0.0f;
-  return RoundToCode(low < largest_code ? low : largest_code);
+  return RoundToCode(Clamp(steps, largest_code));
 }
 
+// A code has at most 8 bits and a scale 11: their product is exact, and this rounds once.
 KVT_HD float KiviValue(std::uint32_t code, float scale, float minimum) {
-  return FusedMultiplyAdd(static_cast<float>(code), scale, minimum);
+  return static_cast<float>(static_cast<int>(code)) * scale + minimum;
 }
 
 KVT_HD float WithoutNegativeZero(float x) { return x + 0.0f; }

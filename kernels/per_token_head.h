@@ -3,7 +3,7 @@
 #include <cstdint>
 #include <cstring>
 
-#include "kernels/float_bits.h"
+#include "kernels/row.h"
 
 // `int8_per_token_head` and `fp8_per_token_head`: a row is [dim] codes, then their fp32 scale, as
 // one cell of vLLM's packed cache (v1/attention/ops/triton_reshape_and_cache_flash.py): scale =
@@ -11,22 +11,12 @@
 // multiple of 4, so that scales are aligned.
 namespace kvtier::kernels {
 
-template <class Source>
-KVT_HD float AbsoluteMaximum(const Source* x, int dim) {
-  std::uint32_t bits = 0;  // of non-negative floats, bits order as values do
-  for (int c = 0; c < dim; ++c) {
-    const std::uint32_t a = Bits(ToFloat(x[c])) & 0x7fffffffu;
-    bits = a > bits ? a : bits;
-  }
-  return FromBits(bits);
-}
-
 struct Int8PerTokenHead {
   using Code = std::int8_t;
   static constexpr float kLargest = 127.0f;
 
   KVT_HD static Code Encode(float y) {
-    const float away = y >= 0.0f ? y + 0.5f : y - 0.5f;
+    const float away = y + FromBits(0x3f000000u | (Bits(y) & 0x80000000u));
     return static_cast<Code>(away > 127.0f ? 127.0f : (away < -128.0f ? -128.0f : away));
   }
   KVT_HD static float Decode(Code code) { return static_cast<float>(code); }
@@ -42,10 +32,11 @@ struct Fp8PerTokenHead {
 
 template <class Kind, class Source>
 KVT_HD void EncodePerTokenHeadRow(const Source* x, int dim, std::uint8_t* row) {
-  const float measured = AbsoluteMaximum(x, dim) / Kind::kLargest;
+  const float largest = Integer<Source>::Value(LargestMagnitudeOf(x, dim));
+  const float measured = largest / Kind::kLargest;
   const float scale = measured > 1e-6f ? measured : 1e-6f;
   const float inverse = 1.0f / scale;
-  auto* codes = reinterpret_cast<typename Kind::Code*>(row);
+  auto* __restrict codes = reinterpret_cast<typename Kind::Code*>(row);
   for (int c = 0; c < dim; ++c) codes[c] = Kind::Encode(ToFloat(x[c]) * inverse);
   std::memcpy(row + dim, &scale, sizeof scale);
 }

@@ -24,7 +24,7 @@ MAY_INCLUDE = {
     "service/config": {"service", "service/config", "cachestore/base", "cachestore/model", "version"} | KERNEL_WORDS,
     "service/metrics": {"service", "service/metrics", "version"} | STORE | KERNEL_WORDS,
     "service/rpc": {"service", "service/rpc", "proto", "version"} | STORE | KERNEL_WORDS,
-    "service": SERVICE | {"proto", "version"} | STORE | KERNEL_WORDS,
+    "service": SERVICE | {"proto", "version", "kernels/host_target.h"} | STORE | KERNEL_WORDS,
     "tests/support": {"tests/support", "cachestore/base", "cachestore/device", "cachestore/model"} | KERNEL_WORDS,
     "tests": None,  # anything
     "bench": None,
@@ -39,6 +39,7 @@ ONLY_IN = {
     "grpc/": ("client/", "service/", "tests/", "bench/"),
     "grpcpp/": ("client/", "service/", "tests/", "bench/"),
     "google/protobuf/": ("client/", "service/", "tests/", "bench/"),
+    "hwy/": ("kernels/host_",),
     "nlohmann/": ("cachestore/model/", "client/", "service/", "tests/", "bench/"),
     "prometheus/": ("service/metrics/", "service/main.cc"),
     "spdlog/": ("client/cli/", "service/"),
@@ -50,8 +51,8 @@ NOT_IN_HEADERS = ("absl/strings/", "fmt/", "nlohmann/json.hpp", "spdlog/")
 HEADERS_FREE_OF_THEM = ("kernels/", "cachestore/", "client/", "service/")
 HEADERS_EXCEPTED = ("client/cli/",)
 
-# kernels/ stands on the standard library and the compiler's own headers.
-STANDARD_HEADER = re.compile(r"[a-z_0-9]+|(imm|arm_neon|cpuid)[a-z]*\.h")
+# kernels/ stands on the standard library and, on the host, on what compiles it for each instruction set.
+KERNEL_LIBRARY = re.compile(r"[a-z_0-9]+|hwy/.*")
 INCLUDE = re.compile(r'^\s*#\s*include\s+(["<])([^">]+)[">]', re.M)
 
 
@@ -77,8 +78,8 @@ def wrong_library(name, header):
     if (name.endswith(".h") and header.startswith(NOT_IN_HEADERS) and name.startswith(HEADERS_FREE_OF_THEM)
             and not name.startswith(HEADERS_EXCEPTED)):
         return f"{header} belongs in .cc files only"
-    if name.startswith("kernels/") and not header.startswith("kernels/") and not STANDARD_HEADER.fullmatch(header):
-        return f"kernels includes the standard library and itself only, not {header}"
+    if name.startswith("kernels/") and not header.startswith("kernels/") and not KERNEL_LIBRARY.fullmatch(header):
+        return f"kernels includes the standard library, Highway and itself only, not {header}"
     return None
 
 

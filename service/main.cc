@@ -7,6 +7,7 @@
 #include <chrono>
 #include <csignal>
 #include <cstdio>
+#include <cstdlib>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <random>
@@ -16,6 +17,7 @@
 #include "absl/time/time.h"
 #include "cachestore/device/host_device.h"
 #include "cachestore/store.h"
+#include "kernels/host_target.h"
 #include "kvtier/version.h"
 #include "service/config/config.h"
 #include "service/log.h"
@@ -93,6 +95,7 @@ int Serve(const Config& config) {
   }
   const SteadyClock clock;
   cachestore::HostDevice device;
+  Log(LogLevel::kInfo, "reserving memory and touching all of it", {{"memory", config.memory}});
   auto store = cachestore::Store::Create({.memory = config.memory,
                                           .page_tokens = config.page_tokens,
                                           .max_models = config.max_models,
@@ -127,6 +130,7 @@ int Serve(const Config& config) {
       {{"version", kVersion},
        {"boot_id", context.boot_id},
        {"device", device.name()},
+       {"codecs", kernels::HostTargets().front()},
        {"memory", config.memory},
        {"listen", (*server)->listen()},
        {"health_listen", (*server)->health_listen()},
@@ -138,6 +142,7 @@ int Serve(const Config& config) {
   const int signal = WaitForSignal(**store, context);
   Log(LogLevel::kInfo, "shutting down", {{"signal", signal}});
   (*server)->Shutdown(config.drain_deadline);
+  metrics->reset();  // waits for a scrape that runs, up to two seconds
   Log(LogLevel::kInfo, "stopped");
   return 0;
 }
@@ -148,6 +153,8 @@ int Serve(const Config& config) {
 // NOLINTNEXTLINE(bugprone-exception-escape): it ends the program, with a trace
 int main(int argc, char** argv) {
   using namespace kvtier::service;  // NOLINT(google-build-using-namespace)
+  // gRPC's own lines say less than the errors that follow them.
+  setenv("GRPC_VERBOSITY", "NONE", 0);  // NOLINT(concurrency-mt-unsafe): no thread runs yet
   const LoadResult loaded = LoadConfig(argc, argv, EnvironmentOf(environ));
   if (loaded.exit_code.has_value()) {
     std::fputs(loaded.text.c_str(), *loaded.exit_code == 0 ? stdout : stderr);

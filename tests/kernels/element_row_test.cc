@@ -1,4 +1,4 @@
-#include "kernels/fp8.h"
+#include "kernels/element_row.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
