@@ -17,9 +17,11 @@ kernels::Codec SourceCodec(ElementType source) {
 }
 
 absl::Status OutOfBudget(const Arena& arena, std::int64_t wanted) {
-  return Error(Reason::kBudget,
-               fmt::format("the memory budget of {} bytes is full: {} are free, {} more are needed",
-                           arena.budget(), arena.Snapshot().free, wanted));
+  return Error(
+      Reason::kBudget,
+      fmt::format("the memory budget of {} bytes is full: {} are free, {} more are needed; remove "
+                  "sequences or start with more memory",
+                  arena.budget(), arena.Snapshot().free, wanted));
 }
 
 }  // namespace

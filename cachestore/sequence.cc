@@ -128,7 +128,8 @@ absl::Status Sequence::CheckWritable(const WriterClaim& claim) const {
   if (!claim.ended.ok()) return claim.ended;
   if (state_ == SequenceState::kSealed) {
     return Error(Reason::kSealed,
-                 fmt::format("sequence \"{}\" is sealed at {} tokens", key_.id, Committed()));
+                 fmt::format("sequence \"{}\" is sealed at {} tokens; remove it or take another id",
+                             key_.id, Committed()));
   }
   if (state_ == SequenceState::kGone) {
     return Error(Reason::kSequenceGone, fmt::format("sequence \"{}\" was removed", key_.id));

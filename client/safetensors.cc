@@ -32,7 +32,8 @@ absl::StatusOr<std::uint64_t> ReadHeaderLength(const FileDescriptor& file, std::
     length |= std::to_integer<std::uint64_t>(raw[i]) << (8 * i);
   if (length > size - kLengthBytes || length > kMaxSafetensorsHeader) {
     return absl::InvalidArgumentError(
-        fmt::format("the header's length is {}; at most {} bytes follow it, and {} are allowed",
+        fmt::format("no safetensors file: the header's length is {}; at most {} bytes follow it, "
+                    "and {} are allowed",
                     length, size - kLengthBytes, kMaxSafetensorsHeader));
   }
   return length;

@@ -86,7 +86,10 @@ def server(binary, work):
     command = [binary, "--listen=127.0.0.1:0", "--health-listen=127.0.0.1:0", "--metrics-listen=127.0.0.1:0"]
     command += ["--device=host", "--memory=256MiB", f"--ready-file={ready}"]
     with open(work / "kvtierd.log", "w+", encoding="utf-8") as log:
-        process = subprocess.Popen(command, stderr=log)
+        try:
+            process = subprocess.Popen(command, stderr=log)
+        except OSError as error:
+            raise Failed(f"{binary} can't be started: {error.strerror}; scripts/build makes it") from error
         try:
             deadline = time.monotonic() + 30
             while not ready.exists():
@@ -172,8 +175,8 @@ def print_table(results, source):
         table.add_column(heading, justify="left" if i == 0 else "right", no_wrap=True)
     for result in results:
         table.add_row(*(show(result) for _, show in COLUMNS))
-    # A pipe has no width of its own; the table needs this much.
-    console = Console() if sys.stdout.isatty() else Console(width=140)
+    # Wider than a narrow terminal: lines that wrap lose nothing, cells that are cut do.
+    console = Console(width=max(140, Console().width))
     console.print(
         f"{SAMPLE.name}: {layers} layers x {heads} KV heads x {dim}, {tokens} tokens, bf16, appended {CHUNK_TOKENS} tokens at "
         "a time, read back as bf16\n",

@@ -50,19 +50,22 @@ std::string ModelTables(const v1::CapacityResponse& reply) {
               {"TOKENS HELD", Align::kRight},
               {"STORED", Align::kRight},
               {"RATIO", Align::kRight},
-              {"SCALE 1.0", Align::kRight}});
+              {"LAYERS AT SCALE 1.0", Align::kRight}});
   Table fits({{"MODEL"},
+              {"NAME"},
+              {"FORMAT"},
               {"BYTES/TOKEN", Align::kRight},
               {"PLANNED RATIO", Align::kRight},
               {"MORE TOKENS", Align::kRight},
               {"MORE SEQUENCES", Align::kRight},
-              {"OF TOKENS", Align::kRight}});
+              {"EACH OF TOKENS", Align::kRight}});
   for (const v1::ModelCapacity& model : reply.models()) {
     held.AddRow({model.model_id(), model.name(), model.kv_cache_dtype(),
                  WithThousands(model.sequences()), WithThousands(model.tokens_held()),
                  FormatBytes(model.stored_bytes()), FormatRatio(model.compression_ratio()),
                  fmt::format("{} of {}", model.unit_scale_layers(), model.layers())});
-    fits.AddRow({model.model_id(), fmt::format("{:.1f}", model.bytes_per_token()),
+    fits.AddRow({model.model_id(), model.name(), model.kv_cache_dtype(),
+                 fmt::format("{:.1f}", model.bytes_per_token()),
                  FormatRatio(model.planned_compression_ratio()), WithThousands(model.more_tokens()),
                  WithThousands(model.more_sequences()), WithThousands(model.mean_tokens())});
   }

@@ -1,6 +1,7 @@
 #include "client/cli/cli.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
@@ -11,6 +12,17 @@
 
 namespace kvtier::client {
 
+namespace {
+
+std::string Commands(const CLI::App& app) {
+  std::vector<std::string> names;
+  for (const CLI::App* command : app.get_subcommands({})) names.push_back(command->get_name());
+  return fmt::format("commands are {}; kvtier COMMAND --help tells their flags\n",
+                     fmt::join(names, ", "));
+}
+
+}  // namespace
+
 int RunCli(std::vector<std::string> arguments, Terminal& terminal) {
   CLI::App app("Stores and reads KV caches in a kvtier server", "kvtier");
   app.set_version_flag("--version", fmt::format("kvtier {} ({})", kVersion, kRevision));
@@ -19,7 +31,6 @@ int RunCli(std::vector<std::string> arguments, Terminal& terminal) {
                                          AddList(app, terminal),   AddDescribe(app, terminal),
                                          AddRemove(app, terminal), AddCapacity(app, terminal),
                                          AddPlan(app, terminal),   AddDrain(app, terminal)};
-  app.failure_message(CLI::FailureMessage::help);  // it lists the commands
   for (const std::string& argument : arguments) {
     if (IsUtf8(argument)) continue;
     terminal.err << "kvtier: an argument is not UTF-8 text: " << JsonLine(argument);
@@ -29,12 +40,17 @@ int RunCli(std::vector<std::string> arguments, Terminal& terminal) {
   try {
     app.parse(arguments);
   } catch (const CLI::ParseError& error) {
-    return app.exit(error, terminal.out, terminal.err) == 0 ? kExitOk : kExitBadUsage;
+    if (error.get_exit_code() == 0) return app.exit(error, terminal.out, terminal.err);  // --help
+    const auto chosen = app.get_subcommands();
+    terminal.err << fmt::format("kvtier{}: {}\n", chosen.empty() ? "" : " " + chosen[0]->get_name(),
+                                error.what());
+    if (chosen.empty()) terminal.err << Commands(app);
+    return kExitBadUsage;
   }
   for (const Command& command : commands) {
     if (command.app->parsed()) return command.run();
   }
-  terminal.err << "kvtier: a command is missing\n" << app.help();
+  terminal.err << "kvtier: a command is missing\n" << Commands(app);
   return kExitBadUsage;
 }
 

@@ -21,8 +21,10 @@ int Session::Refused(const absl::Status& status) const {
   const std::string reason = ErrorReason(status);
   const std::string code = absl::StatusCodeToString(status.code());
   // A reason comes from kvtier itself; without one it may be the way there that failed.
-  const std::string where =
+  std::string where =
       reason.empty() ? fmt::format(" (server {})", flags_.server) : fmt::format(" [{}]", reason);
+  if (reason.empty() && status.code() == absl::StatusCode::kUnavailable)
+    where += "\nIs kvtierd running there, and has it said that it is ready?";
   terminal_.err << fmt::format("kvtier {}: {}: {}{}\n", command_, code,
                                std::string(status.message()), where);
   return kExitRefused;
@@ -39,7 +41,7 @@ NewCommand AddCommand(CLI::App& parent, Terminal& terminal, const std::string& n
   command.app = parent.add_subcommand(name, description);
   command.session = std::make_shared<Session>(terminal, name);
   CommonFlags& flags = command.session->flags();
-  command.app->add_option("--server", flags.server, "Address of kvtierd, host:port or unix:PATH")
+  command.app->add_option("--server", flags.server, "Address of kvtierd, host:port")
       ->envname("KVTIER_SERVER")
       ->capture_default_str();
   command.app

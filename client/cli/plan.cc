@@ -206,6 +206,8 @@ std::string ToText(const PlanFlags& flags, const std::vector<Row>& rows) {
                         FormatBytes(static_cast<std::uint64_t>(flags.memory)), number(flags.tokens),
                         fits.ToString());
   }
+  text +=
+      "\nnominal: every token as codes, and nothing else; ratio: source bytes to stored bytes\n";
   return lines.empty() ? text : text + "\n" + lines;
 }
 
@@ -254,7 +256,7 @@ Command AddPlan(CLI::App& parent, Terminal& terminal) {
       ->check(CLI::NonNegativeNumber)
       ->capture_default_str();
   app.add_option("--kv-cache-dtype", flags->kv_cache_dtype,
-                 "Format; may be given again to compare; the usual ones if not given")
+                 "Format; the flag may be given again to compare; the usual ones if not given")
       ->take_all()
       ->allow_extra_args(false);
   app.add_option("--kv-cache-dtype-skip-layers", flags->skip_layers,

@@ -32,8 +32,9 @@ void Take(const std::string& key, const toml::node& node, const std::string& ori
   const Field* const field = FindField(key);
   const std::optional<std::string> text = TextOf(node);
   if (field == nullptr) {
-    settings.problems.push_back(
-        fmt::format("key \"{}\" ({}) is unknown{}", key, origin, Suggestion(key, &Field::key)));
+    settings.problems.push_back(fmt::format(
+        "key \"{}\" ({}) is unknown{}", key, origin,
+        node.is_table() ? "; keys stand at the top, in no table" : Suggestion(key, &Field::key)));
   } else if (!text.has_value()) {
     settings.problems.push_back(fmt::format("{} is of type {} ({}); want {}", key, TypeName(node),
                                             origin, field->type.allowed));

@@ -1,12 +1,17 @@
 #include "cachestore/base/errors.h"
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <fstream>
 #include <set>
+#include <sstream>
 #include <string>
 
 namespace kvtier::cachestore {
 namespace {
+
+using ::testing::HasSubstr;
 
 // Every reason has a row of its own, in the order of the enum: the table is indexed by it.
 TEST(Errors, EveryReasonHasItsNameAndCode) {
@@ -40,8 +45,13 @@ TEST(Errors, EveryReasonHasItsNameAndCode) {
       {Reason::kDraining, "DRAINING", absl::StatusCode::kUnavailable},
       {Reason::kChecksum, "CHECKSUM", absl::StatusCode::kDataLoss},
   };
+  const std::ifstream file(KVTIER_TEST_DATA "/../../docs/errors.md");
+  std::ostringstream document;
+  document << file.rdbuf();
   int count = 0;
   for (const Want& want : kWant) {
+    EXPECT_THAT(document.str(), HasSubstr("| `" + std::string(want.name) + "` | " +
+                                          absl::StatusCodeToString(want.code) + " |"));
     const absl::Status error = Error(want.reason, "a message");
     EXPECT_EQ(error.code(), want.code) << want.name;
     EXPECT_EQ(ReasonOf(error), want.name);

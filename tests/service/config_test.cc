@@ -186,19 +186,20 @@ TEST(Config, AllProblemsAtOnce) {
       .Flag("--workers");
   const LoadResult result = start.Load();
   const std::string file = "(file " + start.path() + " line ";
-  EXPECT_THAT(result.problems,
-              ElementsAre(AllOf(HasSubstr("--workers"), HasSubstr("missing")),
-                          "flag --page-token is unknown; did you mean \"--page-tokens\"?",
-                          "argument \"serve\" belongs to no flag",
-                          "memory is \"6GiX\" " + file + "1); want a size from 64KiB to 64TiB",
-                          "key \"healht_listen\" " + file +
-                              "2) is unknown; did you mean \"health_listen\"?",
-                          "page_tokens is of type floating-point " + file +
-                              "3); want a multiple of 16 from 16 to 8192",
-                          "key \"server\" " + file + "4) is unknown; kvtierd --help lists them",
-                          "log_level is \"loud\" (environment KVTIER_LOG_LEVEL); want debug, info, "
-                          "warning or error",
-                          "memory is \"1KiB\" (flag --memory); want a size from 64KiB to 64TiB"));
+  EXPECT_THAT(
+      result.problems,
+      ElementsAre(
+          AllOf(HasSubstr("--workers"), HasSubstr("missing")),
+          "flag --page-token is unknown; did you mean \"--page-tokens\"?",
+          "argument \"serve\" belongs to no flag",
+          "memory is \"6GiX\" " + file + "1); want a size from 64KiB to 64TiB",
+          "key \"healht_listen\" " + file + "2) is unknown; did you mean \"health_listen\"?",
+          "page_tokens is of type floating-point " + file +
+              "3); want a multiple of 16 from 16 to 8192",
+          "key \"server\" " + file + "4) is unknown; keys stand at the top, in no table",
+          "log_level is \"loud\" (environment KVTIER_LOG_LEVEL); want debug, info, "
+          "warning or error",
+          "memory is \"1KiB\" (flag --memory); want a size from 64KiB to 64TiB"));
   EXPECT_EQ(result.exit_code, 2);
   EXPECT_THAT(result.text, StartsWith("kvtierd: the configuration has 9 problems\n"));
   for (const std::string& problem : result.problems)
