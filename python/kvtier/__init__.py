@@ -1,0 +1,26 @@
+"""Client of kvtier: K and V of a model's layers to and from a kvtier server, as numpy arrays.
+
+    client = kvtier.Client("127.0.0.1:7071")
+    model = client.register_model("m", [kvtier.Layer(kv_heads=8, head_dim=128)] * 32, kv_cache_dtype="kivi4")
+    with client.append("request-1", model) as stream:
+        stream.send(layer=0, first_token=0, k=k, v=v)  # [tokens, heads, dim]
+        ...
+    client.seal("request-1", tokens)
+    k, v = client.read("request-1").layers[0][:2]
+"""
+
+from kvtier.client import AppendStream, Client, Layer, LayerData, Model, ReadResult
+from kvtier.dtypes import from_float32, to_float32
+from kvtier.errors import KvTierError
+
+__all__ = [
+    "AppendStream",
+    "Client",
+    "KvTierError",
+    "Layer",
+    "LayerData",
+    "Model",
+    "ReadResult",
+    "from_float32",
+    "to_float32",
+]

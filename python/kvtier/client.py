@@ -1,0 +1,371 @@
+"""The client: one connection, the calls of the contract, arrays in and out."""
+
+import collections
+import contextlib
+import dataclasses
+import queue
+
+import grpc
+import numpy as np
+
+from kvtier.dtypes import DTYPES, NAMES
+from kvtier.errors import from_rpc_error
+from kvtier.v1 import kv_tier_pb2 as pb
+from kvtier.v1 import kv_tier_pb2_grpc as rpc
+
+_KINDS = {"full": pb.LAYER_KIND_FULL, "sliding_window": pb.LAYER_KIND_SLIDING_WINDOW, "mla": pb.LAYER_KIND_MLA}
+_LAYOUTS = {"NHD": pb.LAYOUT_NHD, "HND": pb.LAYOUT_HND}
+_READ_AS = {
+    "source": pb.READ_AS_SOURCE,
+    "bfloat16": pb.READ_AS_BF16,
+    "float16": pb.READ_AS_FP16,
+    "float32": pb.READ_AS_FP32,
+    "fp8_e4m3": pb.READ_AS_FP8_E4M3,
+    "fp8_e5m2": pb.READ_AS_FP8_E5M2,
+}
+_WINDOW = 8  # chunks under way before an ack is waited for
+
+
+def _one_of(field, value, table):
+    if value not in table:
+        raise ValueError(f"{field} is {value!r}; want one of {', '.join(table)}")
+    return table[value]
+
+
+@contextlib.contextmanager
+def _errors():
+    try:
+        yield
+    except grpc.RpcError as error:
+        raise from_rpc_error(error) from error
+
+
+@dataclasses.dataclass(frozen=True)
+class Layer:
+    """The shape of one layer. v_head_dim: head_dim unless given; 0 for MLA."""
+
+    kv_heads: int
+    head_dim: int
+    v_head_dim: int | None = None
+    kind: str = "full"  # full, sliding_window, mla
+    window: int = 0
+
+    def to_proto(self):
+        return pb.LayerSpec(
+            kind=_one_of("kind", self.kind, _KINDS),
+            window=self.window,
+            kv_heads=self.kv_heads,
+            k_head_dim=self.head_dim,
+            v_head_dim=self.head_dim if self.v_head_dim is None else self.v_head_dim,
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class Model:
+    """A registered model: what append needs of it, and what the server said."""
+
+    id: str
+    layers: tuple
+    dtype: str
+    reply: pb.RegisterModelResponse
+
+
+# One layer of a read: k and v [tokens, heads, dim] (NHD) or [heads, tokens, dim] (HND); dtype is that of dtypes.DTYPES.
+# k_scale and v_scale: FP8 only, [1] or [heads]; a value is code * scale.
+LayerData = collections.namedtuple("LayerData", "k v dtype k_scale v_scale")
+
+
+@dataclasses.dataclass(frozen=True)
+class ReadResult:
+    """layers: {index in the model: LayerData}; first_token: of the arrays; sealed: the sequence takes no more."""
+
+    layers: dict
+    first_token: int
+    tokens: int
+    sealed: bool
+    saturated_values: int
+
+
+class Client:
+    """A connection to one kvtier server. Thread-safe; append streams are not.
+
+    namespace: "" is the server's default. call_timeout_s: of one call; stream_timeout_s: of a whole append or read.
+    Errors of the server are KvTierError; arguments that cannot be are ValueError.
+    """
+
+    def __init__(self, address="127.0.0.1:7071", namespace="", call_timeout_s=30.0, stream_timeout_s=600.0):
+        self._channel = grpc.insecure_channel(
+            address, options=[("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
+        )
+        self._stub = rpc.KvTierServiceStub(self._channel)
+        self._namespace = namespace
+        self._call_timeout_s = call_timeout_s
+        self._stream_timeout_s = stream_timeout_s
+
+    def close(self):
+        self._channel.close()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.close()
+
+    def _call(self, method, request):
+        with _errors():
+            return method(request, timeout=self._call_timeout_s)
+
+    def register_model(
+        self, name, layers, dtype="bfloat16", kv_cache_dtype="auto", skip_layers=(), page_tokens=0, scales=None, max_tokens=0
+    ):
+        """Registers `layers` (Layer, one each) and gives the Model. Idempotent.
+
+        scales: {layer: (k_scale, v_scale)}, each a number or one per KV head; of all FP8 layers or of none.
+        """
+        request = pb.RegisterModelRequest(
+            spec=pb.ModelSpec(
+                name=name, source_dtype=_one_of("dtype", dtype, DTYPES)[0], layers=[layer.to_proto() for layer in layers]
+            ),
+            policy=pb.FormatPolicy(
+                kv_cache_dtype=kv_cache_dtype, kv_cache_dtype_skip_layers=[str(layer) for layer in skip_layers]
+            ),
+            page_tokens=page_tokens,
+            scales=[
+                pb.LayerScales(layer=layer, k_scale=np.atleast_1d(k), v_scale=np.atleast_1d(v))
+                for layer, (k, v) in (scales or {}).items()
+            ],
+            scales_source="given" if scales else "",
+            max_tokens=max_tokens,
+        )
+        reply = self._call(self._stub.RegisterModel, request)
+        return Model(reply.model_id, tuple(layers), dtype, reply)
+
+    def append(
+        self, sequence, model, first_layer=0, num_layers=0, first_head=0, num_heads=0, layout="NHD", writer_epoch=0, saturate=False
+    ):
+        """Opens a stream that writes these layers and KV heads of `sequence`; 0 of a count means all that follow."""
+        opening = pb.AppendOpen(
+            namespace=self._namespace,
+            sequence=sequence,
+            model_id=model.id,
+            first_layer=first_layer,
+            num_layers=num_layers,
+            first_head=first_head,
+            num_heads=num_heads,
+            layout=_one_of("layout", layout, _LAYOUTS),
+            writer_epoch=writer_epoch,
+            non_finite=pb.NON_FINITE_POLICY_SATURATE if saturate else pb.NON_FINITE_POLICY_REFUSE,
+        )
+        return AppendStream(self._stub, opening, model, layout, self._stream_timeout_s)
+
+    def seal(self, sequence, tokens):
+        self._call(self._stub.Seal, pb.SealRequest(namespace=self._namespace, sequence=sequence, tokens=tokens))
+
+    def abort(self, sequence):
+        self._call(self._stub.Abort, pb.AbortRequest(namespace=self._namespace, sequence=sequence))
+
+    def remove(self, sequence):
+        self._call(self._stub.Remove, pb.RemoveRequest(namespace=self._namespace, sequence=sequence))
+
+    def describe(self, sequence):
+        """The contract's DescribeResponse."""
+        return self._call(self._stub.Describe, pb.DescribeRequest(namespace=self._namespace, sequence=sequence))
+
+    def list_sequences(self):
+        """SequenceInfo of every sequence of the namespace, ordered by id."""
+        token = ""
+        while True:
+            request = pb.ListSequencesRequest(namespace=self._namespace, page_token=token)
+            reply = self._call(self._stub.ListSequences, request)
+            yield from reply.sequences
+            token = reply.next_page_token
+            if not token:
+                return
+
+    def capacity(self, model=None, kv_cache_dtype=""):
+        """The contract's CapacityResponse; kv_cache_dtype: what if the model had that format."""
+        request = pb.CapacityRequest(model_id=model.id if model else "", kv_cache_dtype=kv_cache_dtype)
+        return self._call(self._stub.Capacity, request)
+
+    def read(
+        self, sequence, dtype="source", layout="NHD", layers=None, heads=None, tokens=None, k_scale=None, v_scale=None
+    ):
+        """Reads a sequence as ReadResult. layers, heads, tokens: ranges of step 1, all if None.
+
+        dtype: source, bfloat16, float16, float32, or fp8_e4m3, fp8_e5m2 with k_scale and v_scale (the stored ones, else
+        1.0, if None).
+        """
+        _one_of("layout", layout, _LAYOUTS)
+        request = pb.ReadRequest(
+            namespace=self._namespace,
+            sequences=[pb.SequenceRange(sequence=sequence)],
+            layout=_LAYOUTS[layout],
+            k_scale=k_scale,
+            v_scale=v_scale,
+            **{"as": _one_of("dtype", dtype, _READ_AS)},
+        )
+        for field, wanted, target in (
+            ("layer", layers, request),
+            ("head", heads, request),
+            ("token", tokens, request.sequences[0]),
+        ):
+            if wanted is None:
+                continue
+            if wanted.step != 1 or len(wanted) == 0:
+                raise ValueError(f"{field}s is {wanted}; want a range of step 1 that is not empty")
+            setattr(target, f"first_{field}", wanted.start)
+            setattr(target, f"num_{field}s", len(wanted))
+        with _errors():
+            return _assemble(self._stub.Read(request, timeout=self._stream_timeout_s), layout)
+
+
+def _assemble(messages, layout):
+    manifest = next(messages).manifest
+    sequence = manifest.sequences[0]
+    heads_axis = 0 if layout == "HND" else 1
+    layers, left = {}, manifest.total_bytes
+    for layer in sequence.layers:
+        name = NAMES[layer.dtype]
+
+        def array(dim, layer=layer, name=name):
+            shape = [sequence.num_tokens, dim]
+            shape.insert(heads_axis, layer.num_heads)
+            return np.empty(shape, DTYPES[name][1])
+
+        layers[layer.layer] = LayerData(
+            array(layer.k_head_dim),
+            array(layer.v_head_dim),
+            name,
+            np.array(layer.k_scale, np.float32),
+            np.array(layer.v_scale, np.float32),
+        )
+    saturated = 0
+    for message in messages:
+        if message.HasField("summary"):
+            saturated = message.summary.saturated_values
+            continue
+        chunk = message.chunk
+        begin = chunk.first_token - sequence.first_token
+        for into, data in zip(layers[chunk.layer], (chunk.k, chunk.v)):
+            part = (slice(None),) * (1 - heads_axis) + (slice(begin, begin + chunk.num_tokens),)
+            into[part] = np.frombuffer(data, into.dtype).reshape(into[part].shape)
+            left -= len(data)
+    if left != 0:
+        raise EOFError(f"the read ended {left} bytes before what its manifest says")
+    return ReadResult(layers, sequence.first_token, sequence.num_tokens, sequence.sealed, saturated)
+
+
+class AppendStream:
+    """Writes K and V of some layers and heads of one sequence; a context manager that waits for the last ack.
+
+    received_tokens: least over the stream's layers and heads, as of the last ack; where a stream that resumes goes on.
+    committed_tokens: of the sequence. saturated_values: so far. After an error the stream is over; what was acknowledged
+    stays.
+    """
+
+    def __init__(self, stub, opening, model, layout, timeout_s):
+        self._model = model
+        self._opening = opening
+        self._token_axis = 1 if layout == "HND" else 0
+        self._requests = queue.Queue(_WINDOW + 1)
+        self._unacked = 0
+        self.saturated_values = 0
+        self._acks = stub.Append(iter(self._requests.get, None), timeout=timeout_s)
+        self._put(pb.AppendRequest(open=opening))
+        self._take_ack()
+
+    def send(self, layer, first_token, k, v):
+        """K and V of one layer from first_token on, in the stream's layout and the model's dtype; split as needed.
+
+        Raises ValueError for a shape or dtype that the model does not have. Returns before the server has taken it.
+        """
+        if not 0 <= layer < len(self._model.layers):
+            raise ValueError(f"layer is {layer}; want 0 to {len(self._model.layers) - 1}")
+        spec = self._model.layers[layer]
+        v_dim = spec.head_dim if spec.v_head_dim is None else spec.v_head_dim
+        k = self._checked("k", k, layer, spec.head_dim)
+        v = self._checked("v", v, layer, v_dim)
+        tokens = k.shape[self._token_axis]
+        if v.shape[self._token_axis] != tokens:
+            raise ValueError(f"v has {v.shape[self._token_axis]} tokens; k has {tokens}")
+        most = max(1, self._model.reply.max_message_bytes * tokens // max(1, k.nbytes + v.nbytes))
+        for begin in range(0, tokens, most):
+            part = (slice(None),) * self._token_axis + (slice(begin, begin + most),)
+            k_part, v_part = np.ascontiguousarray(k[part]), np.ascontiguousarray(v[part])
+            chunk = pb.AppendChunk(
+                first_layer=layer,
+                first_token=first_token + begin,
+                num_tokens=k_part.shape[self._token_axis],
+                k=k_part.tobytes(),
+                v=v_part.tobytes(),
+            )
+            while self._unacked >= _WINDOW:
+                self._take_ack()
+            self._put(pb.AppendRequest(chunk=chunk))
+
+    def flush(self):
+        """Waits until the server has acknowledged everything sent."""
+        while self._unacked > 0:
+            self._take_ack()
+
+    def close(self):
+        """Flushes and ends the stream."""
+        try:
+            self.flush()
+            self._requests.put(None)
+            with _errors():
+                for _ in self._acks:
+                    pass
+        finally:
+            self._end()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, failed, *_):
+        if failed:
+            self._end()
+        else:
+            self.close()
+
+    def _put(self, request):
+        self._requests.put(request)
+        self._unacked += 1
+
+    def _take_ack(self):
+        try:
+            with _errors():
+                ack = next(self._acks)
+        except StopIteration:
+            raise EOFError(f"the server ended the stream with {self._unacked} messages not acknowledged") from None
+        except Exception:
+            self._end()
+            raise
+        self._unacked -= 1
+        self.received_tokens = ack.received_tokens
+        self.committed_tokens = ack.committed_tokens
+        self.saturated_values += ack.saturated_values
+
+    def _end(self):
+        """Lets gRPC's sending thread go, whatever it waits for."""
+        self._acks.cancel()
+        with contextlib.suppress(queue.Full):
+            self._requests.put_nowait(None)
+
+    def _checked(self, name, array, layer, dim):
+        array = np.asarray(array)
+        spec = self._model.layers[layer]
+        heads = self._opening.num_heads or spec.kv_heads - self._opening.first_head
+        dtype = DTYPES[self._model.dtype][1]
+        # bfloat16 and FP8 arrays of other packages are their bits.
+        if array.dtype.itemsize == dtype.itemsize and array.dtype.kind == "V":
+            array = array.view(dtype)
+        want = [dim]
+        want.insert(0, heads if self._token_axis == 1 else "tokens")
+        want.insert(1, "tokens" if self._token_axis == 1 else heads)
+        fits = array.ndim == 3 and all(w in ("tokens", got) for w, got in zip(want, array.shape))
+        if not fits or array.dtype != dtype:
+            raise ValueError(
+                f"{name} of layer {layer} is {array.dtype}{list(array.shape)}; want {dtype}[{', '.join(map(str, want))}]"
+            )
+        return array

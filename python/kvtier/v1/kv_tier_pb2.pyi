@@ -1,0 +1,546 @@
+from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from typing import ClassVar as _ClassVar, Iterable as _Iterable, Mapping as _Mapping, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+DTYPE_BF16: DType
+DTYPE_FP16: DType
+DTYPE_FP32: DType
+DTYPE_FP8_E4M3: DType
+DTYPE_FP8_E5M2: DType
+DTYPE_UNSPECIFIED: DType
+LAYER_KIND_FULL: LayerKind
+LAYER_KIND_MLA: LayerKind
+LAYER_KIND_SLIDING_WINDOW: LayerKind
+LAYER_KIND_UNSPECIFIED: LayerKind
+LAYOUT_HND: Layout
+LAYOUT_NHD: Layout
+LAYOUT_UNSPECIFIED: Layout
+NON_FINITE_POLICY_REFUSE: NonFinitePolicy
+NON_FINITE_POLICY_SATURATE: NonFinitePolicy
+NON_FINITE_POLICY_UNSPECIFIED: NonFinitePolicy
+READ_AS_BF16: ReadAs
+READ_AS_FP16: ReadAs
+READ_AS_FP32: ReadAs
+READ_AS_FP8_E4M3: ReadAs
+READ_AS_FP8_E5M2: ReadAs
+READ_AS_SOURCE: ReadAs
+READ_AS_UNSPECIFIED: ReadAs
+ROPE_STATE_AFTER: RopeState
+ROPE_STATE_BEFORE: RopeState
+ROPE_STATE_UNSPECIFIED: RopeState
+SEQUENCE_STATE_OPEN: SequenceState
+SEQUENCE_STATE_SEALED: SequenceState
+SEQUENCE_STATE_UNSPECIFIED: SequenceState
+
+class AbortRequest(_message.Message):
+    __slots__ = ["namespace", "sequence"]
+    NAMESPACE_FIELD_NUMBER: _ClassVar[int]
+    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    namespace: str
+    sequence: str
+    def __init__(self, namespace: _Optional[str] = ..., sequence: _Optional[str] = ...) -> None: ...
+
+class AbortResponse(_message.Message):
+    __slots__ = ["boot_id"]
+    BOOT_ID_FIELD_NUMBER: _ClassVar[int]
+    boot_id: str
+    def __init__(self, boot_id: _Optional[str] = ...) -> None: ...
+
+class AppendChunk(_message.Message):
+    __slots__ = ["first_layer", "first_token", "k", "num_layers", "num_tokens", "v"]
+    FIRST_LAYER_FIELD_NUMBER: _ClassVar[int]
+    FIRST_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    K_FIELD_NUMBER: _ClassVar[int]
+    NUM_LAYERS_FIELD_NUMBER: _ClassVar[int]
+    NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    V_FIELD_NUMBER: _ClassVar[int]
+    first_layer: int
+    first_token: int
+    k: bytes
+    num_layers: int
+    num_tokens: int
+    v: bytes
+    def __init__(self, first_layer: _Optional[int] = ..., num_layers: _Optional[int] = ..., first_token: _Optional[int] = ..., num_tokens: _Optional[int] = ..., k: _Optional[bytes] = ..., v: _Optional[bytes] = ...) -> None: ...
+
+class AppendOpen(_message.Message):
+    __slots__ = ["first_head", "first_layer", "fused_kv", "layout", "model_id", "namespace", "non_finite", "num_heads", "num_layers", "sequence", "writer_epoch"]
+    FIRST_HEAD_FIELD_NUMBER: _ClassVar[int]
+    FIRST_LAYER_FIELD_NUMBER: _ClassVar[int]
+    FUSED_KV_FIELD_NUMBER: _ClassVar[int]
+    LAYOUT_FIELD_NUMBER: _ClassVar[int]
+    MODEL_ID_FIELD_NUMBER: _ClassVar[int]
+    NAMESPACE_FIELD_NUMBER: _ClassVar[int]
+    NON_FINITE_FIELD_NUMBER: _ClassVar[int]
+    NUM_HEADS_FIELD_NUMBER: _ClassVar[int]
+    NUM_LAYERS_FIELD_NUMBER: _ClassVar[int]
+    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    WRITER_EPOCH_FIELD_NUMBER: _ClassVar[int]
+    first_head: int
+    first_layer: int
+    fused_kv: bool
+    layout: Layout
+    model_id: str
+    namespace: str
+    non_finite: NonFinitePolicy
+    num_heads: int
+    num_layers: int
+    sequence: str
+    writer_epoch: int
+    def __init__(self, namespace: _Optional[str] = ..., sequence: _Optional[str] = ..., model_id: _Optional[str] = ..., first_layer: _Optional[int] = ..., num_layers: _Optional[int] = ..., first_head: _Optional[int] = ..., num_heads: _Optional[int] = ..., layout: _Optional[_Union[Layout, str]] = ..., fused_kv: bool = ..., writer_epoch: _Optional[int] = ..., non_finite: _Optional[_Union[NonFinitePolicy, str]] = ...) -> None: ...
+
+class AppendRequest(_message.Message):
+    __slots__ = ["chunk", "open"]
+    CHUNK_FIELD_NUMBER: _ClassVar[int]
+    OPEN_FIELD_NUMBER: _ClassVar[int]
+    chunk: AppendChunk
+    open: AppendOpen
+    def __init__(self, open: _Optional[_Union[AppendOpen, _Mapping]] = ..., chunk: _Optional[_Union[AppendChunk, _Mapping]] = ...) -> None: ...
+
+class AppendResponse(_message.Message):
+    __slots__ = ["boot_id", "chunks", "committed_tokens", "received_tokens", "saturated_values", "skipped_tokens"]
+    BOOT_ID_FIELD_NUMBER: _ClassVar[int]
+    CHUNKS_FIELD_NUMBER: _ClassVar[int]
+    COMMITTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    RECEIVED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    SATURATED_VALUES_FIELD_NUMBER: _ClassVar[int]
+    SKIPPED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    boot_id: str
+    chunks: int
+    committed_tokens: int
+    received_tokens: int
+    saturated_values: int
+    skipped_tokens: int
+    def __init__(self, boot_id: _Optional[str] = ..., received_tokens: _Optional[int] = ..., committed_tokens: _Optional[int] = ..., skipped_tokens: _Optional[int] = ..., saturated_values: _Optional[int] = ..., chunks: _Optional[int] = ...) -> None: ...
+
+class CapacityRequest(_message.Message):
+    __slots__ = ["kv_cache_dtype", "model_id"]
+    KV_CACHE_DTYPE_FIELD_NUMBER: _ClassVar[int]
+    MODEL_ID_FIELD_NUMBER: _ClassVar[int]
+    kv_cache_dtype: str
+    model_id: str
+    def __init__(self, model_id: _Optional[str] = ..., kv_cache_dtype: _Optional[str] = ...) -> None: ...
+
+class CapacityResponse(_message.Message):
+    __slots__ = ["boot_id", "budget_bytes", "compression_ratio", "memory", "models", "sequences", "tokens_held"]
+    BOOT_ID_FIELD_NUMBER: _ClassVar[int]
+    BUDGET_BYTES_FIELD_NUMBER: _ClassVar[int]
+    COMPRESSION_RATIO_FIELD_NUMBER: _ClassVar[int]
+    MEMORY_FIELD_NUMBER: _ClassVar[int]
+    MODELS_FIELD_NUMBER: _ClassVar[int]
+    SEQUENCES_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_HELD_FIELD_NUMBER: _ClassVar[int]
+    boot_id: str
+    budget_bytes: int
+    compression_ratio: float
+    memory: MemoryParts
+    models: _containers.RepeatedCompositeFieldContainer[ModelCapacity]
+    sequences: int
+    tokens_held: int
+    def __init__(self, boot_id: _Optional[str] = ..., budget_bytes: _Optional[int] = ..., memory: _Optional[_Union[MemoryParts, _Mapping]] = ..., sequences: _Optional[int] = ..., tokens_held: _Optional[int] = ..., compression_ratio: _Optional[float] = ..., models: _Optional[_Iterable[_Union[ModelCapacity, _Mapping]]] = ...) -> None: ...
+
+class DescribeRequest(_message.Message):
+    __slots__ = ["namespace", "sequence"]
+    NAMESPACE_FIELD_NUMBER: _ClassVar[int]
+    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    namespace: str
+    sequence: str
+    def __init__(self, namespace: _Optional[str] = ..., sequence: _Optional[str] = ...) -> None: ...
+
+class DescribeResponse(_message.Message):
+    __slots__ = ["boot_id", "info", "layers", "page_tokens", "spec"]
+    BOOT_ID_FIELD_NUMBER: _ClassVar[int]
+    INFO_FIELD_NUMBER: _ClassVar[int]
+    LAYERS_FIELD_NUMBER: _ClassVar[int]
+    PAGE_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    SPEC_FIELD_NUMBER: _ClassVar[int]
+    boot_id: str
+    info: SequenceInfo
+    layers: _containers.RepeatedCompositeFieldContainer[LayerInfo]
+    page_tokens: int
+    spec: ModelSpec
+    def __init__(self, boot_id: _Optional[str] = ..., info: _Optional[_Union[SequenceInfo, _Mapping]] = ..., spec: _Optional[_Union[ModelSpec, _Mapping]] = ..., page_tokens: _Optional[int] = ..., layers: _Optional[_Iterable[_Union[LayerInfo, _Mapping]]] = ...) -> None: ...
+
+class DrainRequest(_message.Message):
+    __slots__ = []
+    def __init__(self) -> None: ...
+
+class DrainResponse(_message.Message):
+    __slots__ = ["boot_id"]
+    BOOT_ID_FIELD_NUMBER: _ClassVar[int]
+    boot_id: str
+    def __init__(self, boot_id: _Optional[str] = ...) -> None: ...
+
+class FormatPolicy(_message.Message):
+    __slots__ = ["kv_cache_dtype", "kv_cache_dtype_skip_layers"]
+    KV_CACHE_DTYPE_FIELD_NUMBER: _ClassVar[int]
+    KV_CACHE_DTYPE_SKIP_LAYERS_FIELD_NUMBER: _ClassVar[int]
+    kv_cache_dtype: str
+    kv_cache_dtype_skip_layers: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, kv_cache_dtype: _Optional[str] = ..., kv_cache_dtype_skip_layers: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class LayerInfo(_message.Message):
+    __slots__ = ["k_code_tokens", "k_saturated_values", "kv_cache_dtype", "layer", "received_tokens", "v_code_tokens", "v_saturated_values"]
+    KV_CACHE_DTYPE_FIELD_NUMBER: _ClassVar[int]
+    K_CODE_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    K_SATURATED_VALUES_FIELD_NUMBER: _ClassVar[int]
+    LAYER_FIELD_NUMBER: _ClassVar[int]
+    RECEIVED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    V_CODE_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    V_SATURATED_VALUES_FIELD_NUMBER: _ClassVar[int]
+    k_code_tokens: int
+    k_saturated_values: int
+    kv_cache_dtype: str
+    layer: int
+    received_tokens: int
+    v_code_tokens: int
+    v_saturated_values: int
+    def __init__(self, layer: _Optional[int] = ..., kv_cache_dtype: _Optional[str] = ..., received_tokens: _Optional[int] = ..., k_code_tokens: _Optional[int] = ..., v_code_tokens: _Optional[int] = ..., k_saturated_values: _Optional[int] = ..., v_saturated_values: _Optional[int] = ...) -> None: ...
+
+class LayerManifest(_message.Message):
+    __slots__ = ["dtype", "k_code_tokens", "k_head_dim", "k_scale", "layer", "num_heads", "v_code_tokens", "v_head_dim", "v_scale"]
+    DTYPE_FIELD_NUMBER: _ClassVar[int]
+    K_CODE_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    K_HEAD_DIM_FIELD_NUMBER: _ClassVar[int]
+    K_SCALE_FIELD_NUMBER: _ClassVar[int]
+    LAYER_FIELD_NUMBER: _ClassVar[int]
+    NUM_HEADS_FIELD_NUMBER: _ClassVar[int]
+    V_CODE_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    V_HEAD_DIM_FIELD_NUMBER: _ClassVar[int]
+    V_SCALE_FIELD_NUMBER: _ClassVar[int]
+    dtype: DType
+    k_code_tokens: int
+    k_head_dim: int
+    k_scale: _containers.RepeatedScalarFieldContainer[float]
+    layer: int
+    num_heads: int
+    v_code_tokens: int
+    v_head_dim: int
+    v_scale: _containers.RepeatedScalarFieldContainer[float]
+    def __init__(self, layer: _Optional[int] = ..., num_heads: _Optional[int] = ..., k_head_dim: _Optional[int] = ..., v_head_dim: _Optional[int] = ..., dtype: _Optional[_Union[DType, str]] = ..., k_scale: _Optional[_Iterable[float]] = ..., v_scale: _Optional[_Iterable[float]] = ..., k_code_tokens: _Optional[int] = ..., v_code_tokens: _Optional[int] = ...) -> None: ...
+
+class LayerScales(_message.Message):
+    __slots__ = ["k_scale", "layer", "v_scale"]
+    K_SCALE_FIELD_NUMBER: _ClassVar[int]
+    LAYER_FIELD_NUMBER: _ClassVar[int]
+    V_SCALE_FIELD_NUMBER: _ClassVar[int]
+    k_scale: _containers.RepeatedScalarFieldContainer[float]
+    layer: int
+    v_scale: _containers.RepeatedScalarFieldContainer[float]
+    def __init__(self, layer: _Optional[int] = ..., k_scale: _Optional[_Iterable[float]] = ..., v_scale: _Optional[_Iterable[float]] = ...) -> None: ...
+
+class LayerSpec(_message.Message):
+    __slots__ = ["k_head_dim", "kind", "kv_heads", "v_head_dim", "window"]
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    KV_HEADS_FIELD_NUMBER: _ClassVar[int]
+    K_HEAD_DIM_FIELD_NUMBER: _ClassVar[int]
+    V_HEAD_DIM_FIELD_NUMBER: _ClassVar[int]
+    WINDOW_FIELD_NUMBER: _ClassVar[int]
+    k_head_dim: int
+    kind: LayerKind
+    kv_heads: int
+    v_head_dim: int
+    window: int
+    def __init__(self, kind: _Optional[_Union[LayerKind, str]] = ..., window: _Optional[int] = ..., kv_heads: _Optional[int] = ..., k_head_dim: _Optional[int] = ..., v_head_dim: _Optional[int] = ...) -> None: ...
+
+class ListSequencesRequest(_message.Message):
+    __slots__ = ["namespace", "page_size", "page_token"]
+    NAMESPACE_FIELD_NUMBER: _ClassVar[int]
+    PAGE_SIZE_FIELD_NUMBER: _ClassVar[int]
+    PAGE_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    namespace: str
+    page_size: int
+    page_token: str
+    def __init__(self, namespace: _Optional[str] = ..., page_size: _Optional[int] = ..., page_token: _Optional[str] = ...) -> None: ...
+
+class ListSequencesResponse(_message.Message):
+    __slots__ = ["boot_id", "next_page_token", "sequences"]
+    BOOT_ID_FIELD_NUMBER: _ClassVar[int]
+    NEXT_PAGE_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    SEQUENCES_FIELD_NUMBER: _ClassVar[int]
+    boot_id: str
+    next_page_token: str
+    sequences: _containers.RepeatedCompositeFieldContainer[SequenceInfo]
+    def __init__(self, boot_id: _Optional[str] = ..., sequences: _Optional[_Iterable[_Union[SequenceInfo, _Mapping]]] = ..., next_page_token: _Optional[str] = ...) -> None: ...
+
+class MemoryParts(_message.Message):
+    __slots__ = ["codes", "free", "header", "residual", "scales", "slack", "staging"]
+    CODES_FIELD_NUMBER: _ClassVar[int]
+    FREE_FIELD_NUMBER: _ClassVar[int]
+    HEADER_FIELD_NUMBER: _ClassVar[int]
+    RESIDUAL_FIELD_NUMBER: _ClassVar[int]
+    SCALES_FIELD_NUMBER: _ClassVar[int]
+    SLACK_FIELD_NUMBER: _ClassVar[int]
+    STAGING_FIELD_NUMBER: _ClassVar[int]
+    codes: int
+    free: int
+    header: int
+    residual: int
+    scales: int
+    slack: int
+    staging: int
+    def __init__(self, codes: _Optional[int] = ..., scales: _Optional[int] = ..., residual: _Optional[int] = ..., header: _Optional[int] = ..., slack: _Optional[int] = ..., staging: _Optional[int] = ..., free: _Optional[int] = ...) -> None: ...
+
+class ModelCapacity(_message.Message):
+    __slots__ = ["bytes_per_token", "compression_ratio", "kv_cache_dtype", "layers", "mean_tokens", "model_id", "more_sequences", "more_tokens", "name", "planned_compression_ratio", "sequences", "source_bytes", "stored_bytes", "tokens_held", "unit_scale_layers"]
+    BYTES_PER_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    COMPRESSION_RATIO_FIELD_NUMBER: _ClassVar[int]
+    KV_CACHE_DTYPE_FIELD_NUMBER: _ClassVar[int]
+    LAYERS_FIELD_NUMBER: _ClassVar[int]
+    MEAN_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    MODEL_ID_FIELD_NUMBER: _ClassVar[int]
+    MORE_SEQUENCES_FIELD_NUMBER: _ClassVar[int]
+    MORE_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    PLANNED_COMPRESSION_RATIO_FIELD_NUMBER: _ClassVar[int]
+    SEQUENCES_FIELD_NUMBER: _ClassVar[int]
+    SOURCE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    STORED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_HELD_FIELD_NUMBER: _ClassVar[int]
+    UNIT_SCALE_LAYERS_FIELD_NUMBER: _ClassVar[int]
+    bytes_per_token: float
+    compression_ratio: float
+    kv_cache_dtype: str
+    layers: int
+    mean_tokens: int
+    model_id: str
+    more_sequences: int
+    more_tokens: int
+    name: str
+    planned_compression_ratio: float
+    sequences: int
+    source_bytes: int
+    stored_bytes: int
+    tokens_held: int
+    unit_scale_layers: int
+    def __init__(self, model_id: _Optional[str] = ..., name: _Optional[str] = ..., kv_cache_dtype: _Optional[str] = ..., sequences: _Optional[int] = ..., tokens_held: _Optional[int] = ..., source_bytes: _Optional[int] = ..., stored_bytes: _Optional[int] = ..., compression_ratio: _Optional[float] = ..., more_tokens: _Optional[int] = ..., more_sequences: _Optional[int] = ..., mean_tokens: _Optional[int] = ..., layers: _Optional[int] = ..., unit_scale_layers: _Optional[int] = ..., bytes_per_token: _Optional[float] = ..., planned_compression_ratio: _Optional[float] = ...) -> None: ...
+
+class ModelSpec(_message.Message):
+    __slots__ = ["hash_block_tokens", "k_rope", "layers", "name", "revision", "source_dtype"]
+    HASH_BLOCK_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    K_ROPE_FIELD_NUMBER: _ClassVar[int]
+    LAYERS_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    REVISION_FIELD_NUMBER: _ClassVar[int]
+    SOURCE_DTYPE_FIELD_NUMBER: _ClassVar[int]
+    hash_block_tokens: int
+    k_rope: RopeState
+    layers: _containers.RepeatedCompositeFieldContainer[LayerSpec]
+    name: str
+    revision: str
+    source_dtype: DType
+    def __init__(self, name: _Optional[str] = ..., revision: _Optional[str] = ..., source_dtype: _Optional[_Union[DType, str]] = ..., k_rope: _Optional[_Union[RopeState, str]] = ..., hash_block_tokens: _Optional[int] = ..., layers: _Optional[_Iterable[_Union[LayerSpec, _Mapping]]] = ...) -> None: ...
+
+class ReadChunk(_message.Message):
+    __slots__ = ["first_token", "k", "layer", "num_tokens", "sequence_index", "v"]
+    FIRST_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    K_FIELD_NUMBER: _ClassVar[int]
+    LAYER_FIELD_NUMBER: _ClassVar[int]
+    NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    SEQUENCE_INDEX_FIELD_NUMBER: _ClassVar[int]
+    V_FIELD_NUMBER: _ClassVar[int]
+    first_token: int
+    k: bytes
+    layer: int
+    num_tokens: int
+    sequence_index: int
+    v: bytes
+    def __init__(self, sequence_index: _Optional[int] = ..., layer: _Optional[int] = ..., first_token: _Optional[int] = ..., num_tokens: _Optional[int] = ..., k: _Optional[bytes] = ..., v: _Optional[bytes] = ...) -> None: ...
+
+class ReadManifest(_message.Message):
+    __slots__ = ["boot_id", "sequences", "total_bytes"]
+    BOOT_ID_FIELD_NUMBER: _ClassVar[int]
+    SEQUENCES_FIELD_NUMBER: _ClassVar[int]
+    TOTAL_BYTES_FIELD_NUMBER: _ClassVar[int]
+    boot_id: str
+    sequences: _containers.RepeatedCompositeFieldContainer[SequenceManifest]
+    total_bytes: int
+    def __init__(self, boot_id: _Optional[str] = ..., sequences: _Optional[_Iterable[_Union[SequenceManifest, _Mapping]]] = ..., total_bytes: _Optional[int] = ...) -> None: ...
+
+class ReadRequest(_message.Message):
+    __slots__ = ["block_tokens", "first_head", "first_layer", "k_scale", "layout", "namespace", "num_heads", "num_layers", "per_tensor_scales_only", "sequences", "v_scale"]
+    AS_FIELD_NUMBER: _ClassVar[int]
+    BLOCK_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    FIRST_HEAD_FIELD_NUMBER: _ClassVar[int]
+    FIRST_LAYER_FIELD_NUMBER: _ClassVar[int]
+    K_SCALE_FIELD_NUMBER: _ClassVar[int]
+    LAYOUT_FIELD_NUMBER: _ClassVar[int]
+    NAMESPACE_FIELD_NUMBER: _ClassVar[int]
+    NUM_HEADS_FIELD_NUMBER: _ClassVar[int]
+    NUM_LAYERS_FIELD_NUMBER: _ClassVar[int]
+    PER_TENSOR_SCALES_ONLY_FIELD_NUMBER: _ClassVar[int]
+    SEQUENCES_FIELD_NUMBER: _ClassVar[int]
+    V_SCALE_FIELD_NUMBER: _ClassVar[int]
+    block_tokens: int
+    first_head: int
+    first_layer: int
+    k_scale: float
+    layout: Layout
+    namespace: str
+    num_heads: int
+    num_layers: int
+    per_tensor_scales_only: bool
+    sequences: _containers.RepeatedCompositeFieldContainer[SequenceRange]
+    v_scale: float
+    def __init__(self, namespace: _Optional[str] = ..., sequences: _Optional[_Iterable[_Union[SequenceRange, _Mapping]]] = ..., first_layer: _Optional[int] = ..., num_layers: _Optional[int] = ..., first_head: _Optional[int] = ..., num_heads: _Optional[int] = ..., layout: _Optional[_Union[Layout, str]] = ..., block_tokens: _Optional[int] = ..., k_scale: _Optional[float] = ..., v_scale: _Optional[float] = ..., per_tensor_scales_only: bool = ..., **kwargs) -> None: ...
+
+class ReadResponse(_message.Message):
+    __slots__ = ["chunk", "manifest", "summary"]
+    CHUNK_FIELD_NUMBER: _ClassVar[int]
+    MANIFEST_FIELD_NUMBER: _ClassVar[int]
+    SUMMARY_FIELD_NUMBER: _ClassVar[int]
+    chunk: ReadChunk
+    manifest: ReadManifest
+    summary: ReadSummary
+    def __init__(self, manifest: _Optional[_Union[ReadManifest, _Mapping]] = ..., chunk: _Optional[_Union[ReadChunk, _Mapping]] = ..., summary: _Optional[_Union[ReadSummary, _Mapping]] = ...) -> None: ...
+
+class ReadSummary(_message.Message):
+    __slots__ = ["saturated_values"]
+    SATURATED_VALUES_FIELD_NUMBER: _ClassVar[int]
+    saturated_values: int
+    def __init__(self, saturated_values: _Optional[int] = ...) -> None: ...
+
+class RegisterModelRequest(_message.Message):
+    __slots__ = ["max_tokens", "page_tokens", "policy", "scales", "scales_source", "spec"]
+    MAX_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    PAGE_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    POLICY_FIELD_NUMBER: _ClassVar[int]
+    SCALES_FIELD_NUMBER: _ClassVar[int]
+    SCALES_SOURCE_FIELD_NUMBER: _ClassVar[int]
+    SPEC_FIELD_NUMBER: _ClassVar[int]
+    max_tokens: int
+    page_tokens: int
+    policy: FormatPolicy
+    scales: _containers.RepeatedCompositeFieldContainer[LayerScales]
+    scales_source: str
+    spec: ModelSpec
+    def __init__(self, spec: _Optional[_Union[ModelSpec, _Mapping]] = ..., policy: _Optional[_Union[FormatPolicy, _Mapping]] = ..., page_tokens: _Optional[int] = ..., scales: _Optional[_Iterable[_Union[LayerScales, _Mapping]]] = ..., scales_source: _Optional[str] = ..., max_tokens: _Optional[int] = ...) -> None: ...
+
+class RegisterModelResponse(_message.Message):
+    __slots__ = ["boot_id", "capacity_line", "capacity_tokens", "kv_cache_dtype", "max_message_bytes", "model_id", "notices", "page_tokens", "scales_line"]
+    BOOT_ID_FIELD_NUMBER: _ClassVar[int]
+    CAPACITY_LINE_FIELD_NUMBER: _ClassVar[int]
+    CAPACITY_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    KV_CACHE_DTYPE_FIELD_NUMBER: _ClassVar[int]
+    MAX_MESSAGE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    MODEL_ID_FIELD_NUMBER: _ClassVar[int]
+    NOTICES_FIELD_NUMBER: _ClassVar[int]
+    PAGE_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    SCALES_LINE_FIELD_NUMBER: _ClassVar[int]
+    boot_id: str
+    capacity_line: str
+    capacity_tokens: int
+    kv_cache_dtype: str
+    max_message_bytes: int
+    model_id: str
+    notices: _containers.RepeatedScalarFieldContainer[str]
+    page_tokens: int
+    scales_line: str
+    def __init__(self, boot_id: _Optional[str] = ..., model_id: _Optional[str] = ..., page_tokens: _Optional[int] = ..., kv_cache_dtype: _Optional[str] = ..., capacity_line: _Optional[str] = ..., scales_line: _Optional[str] = ..., notices: _Optional[_Iterable[str]] = ..., max_message_bytes: _Optional[int] = ..., capacity_tokens: _Optional[int] = ...) -> None: ...
+
+class RemoveRequest(_message.Message):
+    __slots__ = ["namespace", "sequence"]
+    NAMESPACE_FIELD_NUMBER: _ClassVar[int]
+    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    namespace: str
+    sequence: str
+    def __init__(self, namespace: _Optional[str] = ..., sequence: _Optional[str] = ...) -> None: ...
+
+class RemoveResponse(_message.Message):
+    __slots__ = ["boot_id"]
+    BOOT_ID_FIELD_NUMBER: _ClassVar[int]
+    boot_id: str
+    def __init__(self, boot_id: _Optional[str] = ...) -> None: ...
+
+class SealRequest(_message.Message):
+    __slots__ = ["namespace", "sequence", "tokens"]
+    NAMESPACE_FIELD_NUMBER: _ClassVar[int]
+    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    namespace: str
+    sequence: str
+    tokens: int
+    def __init__(self, namespace: _Optional[str] = ..., sequence: _Optional[str] = ..., tokens: _Optional[int] = ...) -> None: ...
+
+class SealResponse(_message.Message):
+    __slots__ = ["boot_id", "tokens"]
+    BOOT_ID_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    boot_id: str
+    tokens: int
+    def __init__(self, boot_id: _Optional[str] = ..., tokens: _Optional[int] = ...) -> None: ...
+
+class SequenceInfo(_message.Message):
+    __slots__ = ["committed_tokens", "kv_cache_dtype", "memory", "model_id", "saturated_values", "sequence", "source_bytes", "state"]
+    COMMITTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    KV_CACHE_DTYPE_FIELD_NUMBER: _ClassVar[int]
+    MEMORY_FIELD_NUMBER: _ClassVar[int]
+    MODEL_ID_FIELD_NUMBER: _ClassVar[int]
+    SATURATED_VALUES_FIELD_NUMBER: _ClassVar[int]
+    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    SOURCE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    committed_tokens: int
+    kv_cache_dtype: str
+    memory: MemoryParts
+    model_id: str
+    saturated_values: int
+    sequence: str
+    source_bytes: int
+    state: SequenceState
+    def __init__(self, sequence: _Optional[str] = ..., model_id: _Optional[str] = ..., kv_cache_dtype: _Optional[str] = ..., state: _Optional[_Union[SequenceState, str]] = ..., committed_tokens: _Optional[int] = ..., memory: _Optional[_Union[MemoryParts, _Mapping]] = ..., source_bytes: _Optional[int] = ..., saturated_values: _Optional[int] = ...) -> None: ...
+
+class SequenceManifest(_message.Message):
+    __slots__ = ["committed_tokens", "first_head", "first_token", "layers", "model_id", "num_tokens", "sealed", "sequence"]
+    COMMITTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    FIRST_HEAD_FIELD_NUMBER: _ClassVar[int]
+    FIRST_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    LAYERS_FIELD_NUMBER: _ClassVar[int]
+    MODEL_ID_FIELD_NUMBER: _ClassVar[int]
+    NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    SEALED_FIELD_NUMBER: _ClassVar[int]
+    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    committed_tokens: int
+    first_head: int
+    first_token: int
+    layers: _containers.RepeatedCompositeFieldContainer[LayerManifest]
+    model_id: str
+    num_tokens: int
+    sealed: bool
+    sequence: str
+    def __init__(self, sequence: _Optional[str] = ..., model_id: _Optional[str] = ..., first_token: _Optional[int] = ..., num_tokens: _Optional[int] = ..., committed_tokens: _Optional[int] = ..., sealed: bool = ..., first_head: _Optional[int] = ..., layers: _Optional[_Iterable[_Union[LayerManifest, _Mapping]]] = ...) -> None: ...
+
+class SequenceRange(_message.Message):
+    __slots__ = ["first_token", "model_id", "num_tokens", "sequence"]
+    FIRST_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    MODEL_ID_FIELD_NUMBER: _ClassVar[int]
+    NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    first_token: int
+    model_id: str
+    num_tokens: int
+    sequence: str
+    def __init__(self, sequence: _Optional[str] = ..., first_token: _Optional[int] = ..., num_tokens: _Optional[int] = ..., model_id: _Optional[str] = ...) -> None: ...
+
+class DType(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = []
+
+class LayerKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = []
+
+class RopeState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = []
+
+class Layout(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = []
+
+class NonFinitePolicy(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = []
+
+class ReadAs(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = []
+
+class SequenceState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = []
