@@ -6,6 +6,7 @@
 #include <limits>
 
 #include "cachestore/base/errors.h"
+#include "kernels/codec_table.h"
 #include "kernels/host_codec.h"
 
 namespace kvtier::cachestore {
@@ -16,9 +17,8 @@ using kernels::CodecId;
 // The largest magnitude that the tensor's format takes.
 float LimitOf(const TensorModel& tensor, bool saturate_non_finite) {
   const CodecId id = tensor.layout.codec.id;
-  if (id == CodecId::kKiviChannel || id == CodecId::kKiviToken) return kernels::kKiviLimit;
   if (id == CodecId::kFp8 && saturate_non_finite) return std::numeric_limits<float>::quiet_NaN();
-  return std::numeric_limits<float>::max();
+  return kernels::RowOf(id).largest_magnitude;
 }
 
 float ValueAt(const kernels::ConstRows& rows, int channel) {
@@ -35,9 +35,9 @@ absl::Status Refuse(const TensorModel& tensor, const ValueRange& range, std::int
                                         range.side == Side::kK ? "k" : "v", range.layer, range.head,
                                         token, channel, value);
   if (!finite) return Error(Reason::kNonFiniteValue, place + "; want a finite number");
-  return Error(Reason::kValueOutOfRange,
-               fmt::format("{}; {}-bit kivi takes magnitudes up to {}", place,
-                           int{tensor.layout.codec.bits}, kernels::kKiviLimit));
+  const kernels::CodecRow& codec = kernels::RowOf(tensor.layout.codec.id);
+  return Error(Reason::kValueOutOfRange, fmt::format("{}; {} takes magnitudes up to {}", place,
+                                                     codec.name, codec.largest_magnitude));
 }
 
 }  // namespace

@@ -16,6 +16,8 @@ struct CodecRow {
   // stored scale; for kRaw and kFp8, of the source value. Subnormal values and scales aside. An
   // fp32 source of KIVI errs by 2^-11 of its group's minimum besides, which rounds to fp16.
   double (*error_budget)(const Codec&);
+  // Larger magnitudes are refused: they would not fit what is stored of them.
+  float largest_magnitude;
 };
 
 const CodecRow& RowOf(CodecId id);

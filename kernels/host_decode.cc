@@ -11,6 +11,7 @@
 #include "kernels/element_row.h"
 #include "kernels/host_codec.h"
 #include "kernels/kivi.h"
+#include "kernels/llama_block.h"
 #include "kernels/per_token_head.h"
 #include "kernels/row.h"
 
@@ -67,6 +68,16 @@ std::uint64_t DecodePerTokenHead(const DecodeRun& run) {
   const std::int64_t bytes = UnitSizeOf(run.codec, run.dim).total();
   return DecodeRows(run, [&](std::int64_t token, float* values) {
     DecodePerTokenHeadRow<Kind>(rows + token * bytes, run.dim, values);
+  });
+}
+
+template <class Block>
+std::uint64_t DecodeBlocks(const DecodeRun& run) {
+  const auto* rows = reinterpret_cast<const std::uint8_t*>(run.in);
+  const std::int64_t bytes = UnitSizeOf(run.codec, run.dim).total();
+  return DecodeRows(run, [&](std::int64_t token, float* values) {
+    for (int block = 0; block < run.dim / kLlamaBlock; ++block)
+      Block::Decode(rows + token * bytes + block * Block::kBytes, values + block * kLlamaBlock);
   });
 }
 
@@ -163,6 +174,10 @@ std::uint64_t Decode(const DecodeRun& run) {
       return DecodePerTokenHead<Int8PerTokenHead>(run);
     case CodecId::kFp8PerTokenHead:
       return DecodePerTokenHead<Fp8PerTokenHead>(run);
+    case CodecId::kQ8_0:
+      return DecodeBlocks<Q8_0>(run);
+    case CodecId::kQ4_0:
+      return DecodeBlocks<Q4_0>(run);
     case CodecId::kKiviChannel:
     case CodecId::kKiviToken:
       return run.codec.bits == 2 ? DecodeKivi<2>(run)

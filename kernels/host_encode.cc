@@ -6,6 +6,7 @@
 #include <hwy/highway.h>
 
 #include <algorithm>
+#include <cstdlib>
 #include <cstring>
 #include <type_traits>
 #include <utility>
@@ -13,7 +14,9 @@
 #include "kernels/codec_table.h"
 #include "kernels/element_row.h"
 #include "kernels/host_codec.h"
+#include "kernels/host_target.h"
 #include "kernels/kivi.h"
+#include "kernels/llama_block.h"
 #include "kernels/per_token_head.h"
 #include "kernels/row.h"
 
@@ -52,17 +55,14 @@ std::uint64_t CopyRows(const EncodeRun& run) {
   return 0;
 }
 
-template <class Source, class T>
-std::uint64_t EncodeElements(const EncodeRun& run, float scale) {
-  return EncodeRows<Source>(run, [&](const Source* x, std::byte* out) {
-    return EncodeElementRow(x, run.dim, scale, reinterpret_cast<T*>(out));
-  });
-}
-
 template <class Source>
-std::uint64_t EncodeRaw(const EncodeRun& run) {
+std::uint64_t EncodeElements(const EncodeRun& run) {
+  const float scale = run.codec.id == CodecId::kFp8 ? run.scale : 1.0f;
   return VisitElement(run.codec.element, [&](auto element) {
-    return EncodeElements<Source, decltype(element)>(run, 1.0f);
+    using T = decltype(element);
+    return EncodeRows<Source>(run, [&](const Source* x, std::byte* out) {
+      return EncodeElementRow(x, run.dim, scale, reinterpret_cast<T*>(out));
+    });
   });
 }
 
@@ -70,6 +70,16 @@ template <class Source, class Kind>
 std::uint64_t EncodePerTokenHead(const EncodeRun& run) {
   return EncodeRows<Source>(run, [&](const Source* x, std::byte* out) {
     EncodePerTokenHeadRow<Kind, Source>(x, run.dim, reinterpret_cast<std::uint8_t*>(out));
+    return 0u;
+  });
+}
+
+template <class Source, class Block>
+std::uint64_t EncodeBlocks(const EncodeRun& run) {
+  return EncodeRows<Source>(run, [&](const Source* x, std::byte* out) {
+    auto* bytes = reinterpret_cast<std::uint8_t*>(out);
+    for (int block = 0; block < run.dim / kLlamaBlock; ++block)
+      Block::Encode(x + block * kLlamaBlock, bytes + block * Block::kBytes);
     return 0u;
   });
 }
@@ -119,14 +129,15 @@ struct Groups {
 // the inner loop throughout, so that every access runs along memory.
 template <class Source>
 void MeasureChannels(const EncodeRun& run, std::int64_t first_token, Groups<Source>& channels) {
+  const int dim = run.dim;  // not behind a reference that the loops might write to
   auto* low = channels.low;
   auto* high = channels.high;
   for (int token = 0; token < run.codec.group; ++token) {
     const Source* x = RowAt<Source>(run, first_token + token);
     if (token == 0) {
-      for (int c = 0; c < run.dim; ++c) low[c] = high[c] = KeyOf(x[c]);
+      for (int c = 0; c < dim; ++c) low[c] = high[c] = KeyOf(x[c]);
     }
-    for (int c = 0; c < run.dim; ++c) {
+    for (int c = 0; c < dim; ++c) {
       const auto key = KeyOf(x[c]);
       low[c] = key < low[c] ? key : low[c];
       high[c] = key > high[c] ? key : high[c];
@@ -139,8 +150,9 @@ template <int kBits, class Source, int... kTokens>
 void EncodePlane(const EncodeRun& run, std::int64_t first_token, const Groups<Source>& channels,
                  std::uint8_t* __restrict codes, std::integer_sequence<int, kTokens...>) {
   constexpr float kLargest = (1 << kBits) - 1;
+  const int dim = run.dim;
   const Source* const rows[] = {RowAt<Source>(run, first_token + kTokens)...};
-  for (int c = 0; c < run.dim; ++c) {
+  for (int c = 0; c < dim; ++c) {
     codes[c] = static_cast<std::uint8_t>(
         (0u | ... |
          (KiviCode<kAsPublished<Source>>(WithoutNegativeZero(ToFloat(rows[kTokens][c])),
@@ -207,8 +219,8 @@ void MeasureRow(const Source* x, int group_size, int groups, Groups<Source>& all
 }
 
 template <int kBits, int kGroup, class Source>
-void EncodeRow(const Source* x, int group_size, int groups, const Groups<Source>& all, int first,
-               std::uint8_t* out) {
+void EncodeKiviRow(const Source* x, int group_size, int groups, const Groups<Source>& all,
+                   int first, std::uint8_t* out) {
   if constexpr (kGroup > 0) group_size = kGroup;
   constexpr float kLargest = (1 << kBits) - 1;
   std::uint8_t codes[kMaxHeadDim];
@@ -227,7 +239,7 @@ template <class Source, int kBits, int kGroup>
 std::uint64_t EncodeKiviToken(const EncodeRun& run) {
   const int group_size = run.codec.group;
   const int groups = run.dim / group_size;
-  const int batch = std::max(1, 64 / groups);
+  const int batch = std::max(1, 64 / groups);  // rows * groups stays within kMaxHeadDim
   const std::int64_t bytes = UnitSizeOf(run.codec, run.dim).total();
   Groups<Source> all;
   for (int begin = 0; begin < run.units; begin += batch) {
@@ -238,8 +250,8 @@ std::uint64_t EncodeKiviToken(const EncodeRun& run) {
     all.Measure(rows * groups, (1 << kBits) - 1);
     for (int row = 0; row < rows; ++row) {
       std::byte* out = run.out + (begin + row) * bytes;
-      EncodeRow<kBits, kGroup>(RowAt<Source>(run, begin + row), group_size, groups, all,
-                               row * groups, reinterpret_cast<std::uint8_t*>(out));
+      EncodeKiviRow<kBits, kGroup>(RowAt<Source>(run, begin + row), group_size, groups, all,
+                                   row * groups, reinterpret_cast<std::uint8_t*>(out));
       all.Store(row * groups, groups, out + run.dim * kBits / 8);
     }
   }
@@ -257,14 +269,16 @@ template <class Source>
 std::uint64_t EncodeFrom(const EncodeRun& run) {
   switch (run.codec.id) {
     case CodecId::kRaw:
-      return EncodeRaw<Source>(run);
     case CodecId::kFp8:
-      return run.codec.element == ElementType::kE4m3 ? EncodeElements<Source, E4m3>(run, run.scale)
-                                                     : EncodeElements<Source, E5m2>(run, run.scale);
+      return EncodeElements<Source>(run);
     case CodecId::kInt8PerTokenHead:
       return EncodePerTokenHead<Source, Int8PerTokenHead>(run);
     case CodecId::kFp8PerTokenHead:
       return EncodePerTokenHead<Source, Fp8PerTokenHead>(run);
+    case CodecId::kQ8_0:
+      return EncodeBlocks<Source, Q8_0>(run);
+    case CodecId::kQ4_0:
+      return EncodeBlocks<Source, Q4_0>(run);
     case CodecId::kKiviChannel:
     case CodecId::kKiviToken:
       return run.codec.bits == 2
@@ -292,10 +306,14 @@ std::uint64_t Encode(const EncodeRun& run) {
       return EncodeFrom<Bf16>(run);
     case ElementType::kFp16:
       return EncodeFrom<Fp16>(run);
-    default:  // FP8 sources are byte copies
+    case ElementType::kFp32:
       return EncodeFrom<float>(run);
+    default:
+      std::abort();  // an FP8 source is kept as it is
   }
 }
+
+const char* Target() { return hwy::TargetName(HWY_TARGET); }
 
 float Largest(const ConstRows& rows, int dim, std::int64_t tokens) {
   return VisitElement(
@@ -311,12 +329,15 @@ namespace kvtier::kernels {
 
 HWY_EXPORT(Encode);
 HWY_EXPORT(Largest);
+HWY_EXPORT(Target);
 
 std::uint64_t EncodeOnHost(const EncodeRun& run) { return HWY_DYNAMIC_DISPATCH(Encode)(run); }
 
 float LargestMagnitude(const ConstRows& rows, int dim, std::int64_t tokens) {
   return HWY_DYNAMIC_DISPATCH(Largest)(rows, dim, tokens);
 }
+
+const char* HostTargetInUse() { return HWY_DYNAMIC_DISPATCH(Target)(); }
 
 }  // namespace kvtier::kernels
 #endif

@@ -10,7 +10,7 @@ namespace {
 
 // Of this CPU, whatever UseHostTarget has said.
 std::int64_t Supported() {
-  static const std::int64_t supported = hwy::SupportedTargets() & HWY_TARGETS;
+  static const std::int64_t supported = (hwy::SupportedTargets() & HWY_TARGETS) | HWY_STATIC_TARGET;
   return supported;
 }
 
@@ -28,7 +28,6 @@ void UseHostTarget(const std::string& name) {
     const std::int64_t target = left & -left;
     if (name != hwy::TargetName(target)) continue;
     hwy::SetSupportedTargetsForTest(target);
-    hwy::GetChosenTarget().Update(hwy::SupportedTargets());
     return;
   }
   std::abort();  // not one of HostTargets()

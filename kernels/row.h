@@ -61,7 +61,8 @@ KVT_HD std::uint32_t StoreRow(const float* values, int dim, T* out) {
   return saturated;
 }
 
-// out = x / scale. By a power of two it is a multiplication: the same bits, many times faster.
+// out = x / scale, for a scale that is finite, above 0 and normal. By a power of two it is a
+// multiplication: the same bits, many times faster.
 template <class Source>
 KVT_HD void DivideRow(const Source* x, int dim, float scale, float* out) {
   if ((Bits(scale) & 0x7fffffu) == 0) {

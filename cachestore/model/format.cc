@@ -37,8 +37,10 @@ const std::vector<Named>& Names() {
       {"fp8_e4m3", {.kind = Kind::kFp8, .element = ElementType::kE4m3}},
       {"fp8", {.kind = Kind::kFp8, .element = ElementType::kE4m3}},
       {"fp8_e5m2", {.kind = Kind::kFp8, .element = ElementType::kE5m2}},
-      {"int8_per_token_head", {.kind = Kind::kInt8PerTokenHead}},
-      {"fp8_per_token_head", {.kind = Kind::kFp8PerTokenHead}},
+      {"int8_per_token_head", {.kind = Kind::kPlain, .codec = CodecId::kInt8PerTokenHead}},
+      {"fp8_per_token_head", {.kind = Kind::kPlain, .codec = CodecId::kFp8PerTokenHead}},
+      {"q8_0", {.kind = Kind::kPlain, .codec = CodecId::kQ8_0}},
+      {"q4_0", {.kind = Kind::kPlain, .codec = CodecId::kQ4_0}},
       {"kivi2",
        {.kind = Kind::kKivi,
         .k_bits = 2,
@@ -109,10 +111,8 @@ Codec PlainCodec(const Format& format, ElementType source) {
       return {.id = CodecId::kRaw, .element = format.element};
     case Kind::kFp8:
       return {.id = CodecId::kFp8, .element = format.element};
-    case Kind::kInt8PerTokenHead:
-      return {.id = CodecId::kInt8PerTokenHead};
-    case Kind::kFp8PerTokenHead:
-      return {.id = CodecId::kFp8PerTokenHead};
+    case Kind::kPlain:
+      return {.id = format.codec};
     default:
       return {.id = CodecId::kRaw, .element = source};
   }

@@ -41,6 +41,8 @@ TEST(Format, NamesGiveTheCodecsOfKAndV) {
        {.id = CodecId::kInt8PerTokenHead},
        {.id = CodecId::kInt8PerTokenHead}},
       {"fp8_per_token_head", {.id = CodecId::kFp8PerTokenHead}, {.id = CodecId::kFp8PerTokenHead}},
+      {"q8_0", {.id = CodecId::kQ8_0}, {.id = CodecId::kQ8_0}},
+      {"q4_0", {.id = CodecId::kQ4_0}, {.id = CodecId::kQ4_0}},
       {"kivi2",
        {.id = CodecId::kKiviChannel, .bits = 2, .group = 32},
        {.id = CodecId::kKiviToken, .bits = 2, .group = 32}},

@@ -362,7 +362,7 @@ TEST_F(StoreWriterValues, KiviRefusesMagnitudesPast32752) {
       EXPECT_THAT(AppendWith(Register(format, ElementType::kFp32), side, 32752.002f),
                   Refuses(Reason::kValueOutOfRange,
                           AllOf(HasSubstr("layer 1, head 2, token 107, channel 5 is 32752.002"),
-                                HasSubstr("kivi takes magnitudes up to 32752"))));
+                                HasSubstr("takes magnitudes up to 32752"))));
     }
   }
   EXPECT_THAT(AppendWith(Register("fp8", ElementType::kFp32), Side::kK, 1e30f), IsOk());

@@ -262,6 +262,11 @@ TEST_F(BadInput, KiviRefusesWhatItsScaleCannotHold) {
   EXPECT_EQ(client::ErrorReason(status), "VALUE_OUT_OF_RANGE");
 }
 
+TEST_F(BadInput, LlamaBlocksRefuseWhatTheirScaleCannotHold) {
+  EXPECT_THAT(SendOne(Register("q4_0"), SmallChunk(0, 0, 16, 600000.0f)),
+              StatusIs(Code::kInvalidArgument, HasSubstr("q4_0 takes magnitudes up to 524032")));
+}
+
 TEST_F(BadInput, ARefusedChunkTakesNothing) {
   const std::string id = Register("kivi2");
   auto stream = OpenStream(client(), id, "half");

@@ -125,7 +125,7 @@ TEST_F(CommandLine, EveryFormatIsReadAsEveryType) {
                                                                   {"fp8_e5m2", "F8_E5M2"}};
   for (const char* format :
        {"auto", "float16", "bfloat16", "fp8", "fp8_e5m2", "int8_per_token_head",
-        "fp8_per_token_head", "kivi2", "kivi4", "k4v2", "kivi(8,4,64,64)"}) {
+        "fp8_per_token_head", "q8_0", "q4_0", "kivi2", "kivi4", "k4v2", "kivi(8,4,64,64)"}) {
     const std::string name = std::string("as ") + format;
     RunJson({"put", kSample, "--sequence=" + name, std::string("--kv-cache-dtype=") + format});
     for (const auto& [as, dtype] : types) {

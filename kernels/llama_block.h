@@ -1,0 +1,87 @@
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+
+#include "kernels/codec.h"
+#include "kernels/row.h"
+
+// llama.cpp's `q8_0` and `q4_0` (ggml-quants.c, quantize_row_q8_0_ref and quantize_row_q4_0_ref): a
+// row is blocks of 32 values, each an fp16 d and then codes; a value is code * d. Bytes equal the
+// reference's, but for blocks whose d is below 2^-128, where 1 / d overflows: codes are 0 there.
+// Magnitudes must not exceed kLargestMagnitude, or d would not fit fp16.
+namespace kvtier::kernels {
+
+inline constexpr int kLlamaBlock = 32;
+
+// 0 where there is no finite inverse.
+KVT_HD float InverseOrZero(float d) {
+  const float inverse = 1.0f / d;
+  return IsFinite(inverse) ? inverse : 0.0f;
+}
+
+// d = amax / 127, codes int8, rounded half away from zero.
+struct Q8_0 {
+  static constexpr int kBytes = 2 + kLlamaBlock;
+  static constexpr float kLargestMagnitude = 127.0f * 65504.0f;
+
+  template <class Source>
+  KVT_HD static void Encode(const Source* x, std::uint8_t* __restrict out) {
+    const float d = Integer<Source>::Value(LargestMagnitudeOf(x, kLlamaBlock)) / 127.0f;
+    const float inverse = InverseOrZero(d);
+    const Fp16 stored = FromFloat<Fp16>(d);
+    std::memcpy(out, &stored, sizeof stored);
+    for (int i = 0; i < kLlamaBlock; ++i) {
+      const float y = ToFloat(x[i]) * inverse;
+      // The float below 0.5: adding 0.5 itself would lift the value below 0.5 to 1.
+      const float away = y + FromBits(0x3effffffu | (Bits(y) & 0x80000000u));
+      out[2 + i] = static_cast<std::uint8_t>(static_cast<std::int8_t>(away));
+    }
+  }
+  KVT_HD static void Decode(const std::uint8_t* in, float* out) {
+    Fp16 stored{};
+    std::memcpy(&stored, in, sizeof stored);
+    const float d = ToFloat(stored);
+    for (int i = 0; i < kLlamaBlock; ++i)
+      out[i] = static_cast<float>(static_cast<std::int8_t>(in[2 + i])) * d;
+  }
+};
+
+// d = the value of largest magnitude, the first of them, / -8; codes 0 to 15 stand for -8 to 7;
+// byte j holds value j in its low and value j + 16 in its high bits.
+struct Q4_0 {
+  static constexpr int kBytes = 2 + kLlamaBlock / 2;
+  static constexpr float kLargestMagnitude = 8.0f * 65504.0f;
+
+  template <class Source>
+  KVT_HD static void Encode(const Source* x, std::uint8_t* __restrict out) {
+    const auto largest = LargestMagnitudeOf(x, kLlamaBlock);
+    int first = kLlamaBlock;
+    for (int i = 0; i < kLlamaBlock; ++i) {
+      const bool is_largest = (Integer<Source>::Of(x[i]) & Integer<Source>::kMagnitude) == largest;
+      const int at = is_largest ? i : kLlamaBlock;
+      first = at < first ? at : first;
+    }
+    const float d = (largest == 0 ? 0.0f : ToFloat(x[first])) / -8.0f;
+    const float inverse = InverseOrZero(d);
+    const Fp16 stored = FromFloat<Fp16>(d);
+    std::memcpy(out, &stored, sizeof stored);
+    std::uint8_t codes[kLlamaBlock];
+    for (int i = 0; i < kLlamaBlock; ++i)
+      codes[i] =
+          static_cast<std::uint8_t>(static_cast<int>(Clamp(ToFloat(x[i]) * inverse + 8.5f, 15.0f)));
+    for (int j = 0; j < kLlamaBlock / 2; ++j)
+      out[2 + j] = static_cast<std::uint8_t>(codes[j] | codes[j + kLlamaBlock / 2] << 4);
+  }
+  KVT_HD static void Decode(const std::uint8_t* in, float* out) {
+    Fp16 stored{};
+    std::memcpy(&stored, in, sizeof stored);
+    const float d = ToFloat(stored);
+    for (int j = 0; j < kLlamaBlock / 2; ++j) {
+      out[j] = static_cast<float>((in[2 + j] & 15) - 8) * d;
+      out[j + kLlamaBlock / 2] = static_cast<float>((in[2 + j] >> 4) - 8) * d;
+    }
+  }
+};
+
+}  // namespace kvtier::kernels
