@@ -57,8 +57,8 @@ std::vector<Format> Formats(ElementType source) {
       {"fp8_e5m2", {.id = CodecId::kFp8, .element = ElementType::kE5m2}},
       {"int8_per_token_head", {.id = CodecId::kInt8PerTokenHead}},
       {"fp8_per_token_head", {.id = CodecId::kFp8PerTokenHead}},
-      {"q8_0", {.id = CodecId::kQ8_0}},
-      {"q4_0", {.id = CodecId::kQ4_0}},
+      {"q8_0", {.id = CodecId::kLlamaQ8}},
+      {"q4_0", {.id = CodecId::kLlamaQ4}},
   };
   for (const int bits : {2, 4}) {
     const auto stored_bits = static_cast<std::uint8_t>(bits);

@@ -14,8 +14,8 @@ enum class CodecId : std::uint8_t {
   kFp8PerTokenHead = 4,
   kKiviChannel = 5,  // KIVI's K: groups of consecutive tokens of one channel
   kKiviToken = 6,    // KIVI's V: groups of consecutive channels of one token
-  kQ8_0 = 7,         // llama.cpp's blocks of 32 channels
-  kQ4_0 = 8,
+  kLlamaQ8 = 7,      // llama.cpp's blocks of 32 channels
+  kLlamaQ4 = 8,
 };
 
 inline constexpr int kMaxHeadDim = 1024;

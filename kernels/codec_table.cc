@@ -63,8 +63,8 @@ constexpr CodecRow kRows[] = {
      kAny},
     {CodecId::kKiviChannel, "kivi_channel", Group, KiviChannelUnit, Two, KiviError, kKiviLimit},
     {CodecId::kKiviToken, "kivi_token", One, KiviTokenUnit, Group, KiviError, kKiviLimit},
-    {CodecId::kQ8_0, "q8_0", One, Q8Row, LlamaBlock, Q8Error, Q8_0::kLargestMagnitude},
-    {CodecId::kQ4_0, "q4_0", One, Q4Row, LlamaBlock, Q4Error, Q4_0::kLargestMagnitude},
+    {CodecId::kLlamaQ8, "q8_0", One, Q8Row, LlamaBlock, Q8Error, LlamaQ8::kLargestMagnitude},
+    {CodecId::kLlamaQ4, "q4_0", One, Q4Row, LlamaBlock, Q4Error, LlamaQ4::kLargestMagnitude},
 };
 
 }  // namespace

@@ -174,10 +174,10 @@ std::uint64_t Decode(const DecodeRun& run) {
       return DecodePerTokenHead<Int8PerTokenHead>(run);
     case CodecId::kFp8PerTokenHead:
       return DecodePerTokenHead<Fp8PerTokenHead>(run);
-    case CodecId::kQ8_0:
-      return DecodeBlocks<Q8_0>(run);
-    case CodecId::kQ4_0:
-      return DecodeBlocks<Q4_0>(run);
+    case CodecId::kLlamaQ8:
+      return DecodeBlocks<LlamaQ8>(run);
+    case CodecId::kLlamaQ4:
+      return DecodeBlocks<LlamaQ4>(run);
     case CodecId::kKiviChannel:
     case CodecId::kKiviToken:
       return run.codec.bits == 2 ? DecodeKivi<2>(run)

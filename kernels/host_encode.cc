@@ -167,7 +167,7 @@ std::uint64_t EncodeKiviChannel(const EncodeRun& run) {
   constexpr int kPerByte = 8 / kBits;
   const std::int64_t bytes = UnitSizeOf(run.codec, run.dim).total();
   const int planes = run.codec.group / kPerByte;
-  Groups<Source> channels;
+  Groups<Source> channels;  // NOLINT(cppcoreguidelines-pro-type-member-init): filled below
   for (int unit = 0; unit < run.units; ++unit) {
     const std::int64_t first = std::int64_t{unit} * run.codec.group;
     std::byte* out = run.out + unit * bytes;
@@ -219,9 +219,10 @@ void MeasureRow(const Source* x, int group_size, int groups, Groups<Source>& all
 }
 
 template <int kBits, int kGroup, class Source>
-void EncodeKiviRow(const Source* x, int group_size, int groups, const Groups<Source>& all,
-                   int first, std::uint8_t* out) {
-  if constexpr (kGroup > 0) group_size = kGroup;
+void EncodeKiviRow(const EncodeRun& run, const Source* x, const Groups<Source>& all, int first,
+                   std::uint8_t* out) {
+  const int group_size = kGroup > 0 ? kGroup : run.codec.group;
+  const int groups = run.dim / group_size;
   constexpr float kLargest = (1 << kBits) - 1;
   std::uint8_t codes[kMaxHeadDim];
   for (int g = 0; g < groups; ++g) {
@@ -241,7 +242,7 @@ std::uint64_t EncodeKiviToken(const EncodeRun& run) {
   const int groups = run.dim / group_size;
   const int batch = std::max(1, 64 / groups);  // rows * groups stays within kMaxHeadDim
   const std::int64_t bytes = UnitSizeOf(run.codec, run.dim).total();
-  Groups<Source> all;
+  Groups<Source> all;  // NOLINT(cppcoreguidelines-pro-type-member-init): filled below
   for (int begin = 0; begin < run.units; begin += batch) {
     const int rows = std::min(batch, run.units - begin);
     for (int row = 0; row < rows; ++row) {
@@ -250,8 +251,8 @@ std::uint64_t EncodeKiviToken(const EncodeRun& run) {
     all.Measure(rows * groups, (1 << kBits) - 1);
     for (int row = 0; row < rows; ++row) {
       std::byte* out = run.out + (begin + row) * bytes;
-      EncodeKiviRow<kBits, kGroup>(RowAt<Source>(run, begin + row), group_size, groups, all,
-                                   row * groups, reinterpret_cast<std::uint8_t*>(out));
+      EncodeKiviRow<kBits, kGroup>(run, RowAt<Source>(run, begin + row), all, row * groups,
+                                   reinterpret_cast<std::uint8_t*>(out));
       all.Store(row * groups, groups, out + run.dim * kBits / 8);
     }
   }
@@ -275,10 +276,10 @@ std::uint64_t EncodeFrom(const EncodeRun& run) {
       return EncodePerTokenHead<Source, Int8PerTokenHead>(run);
     case CodecId::kFp8PerTokenHead:
       return EncodePerTokenHead<Source, Fp8PerTokenHead>(run);
-    case CodecId::kQ8_0:
-      return EncodeBlocks<Source, Q8_0>(run);
-    case CodecId::kQ4_0:
-      return EncodeBlocks<Source, Q4_0>(run);
+    case CodecId::kLlamaQ8:
+      return EncodeBlocks<Source, LlamaQ8>(run);
+    case CodecId::kLlamaQ4:
+      return EncodeBlocks<Source, LlamaQ4>(run);
     case CodecId::kKiviChannel:
     case CodecId::kKiviToken:
       return run.codec.bits == 2

@@ -21,7 +21,7 @@ KVT_HD float InverseOrZero(float d) {
 }
 
 // d = amax / 127, codes int8, rounded half away from zero.
-struct Q8_0 {
+struct LlamaQ8 {
   static constexpr int kBytes = 2 + kLlamaBlock;
   static constexpr float kLargestMagnitude = 127.0f * 65504.0f;
 
@@ -49,7 +49,7 @@ struct Q8_0 {
 
 // d = the value of largest magnitude, the first of them, / -8; codes 0 to 15 stand for -8 to 7;
 // byte j holds value j in its low and value j + 16 in its high bits.
-struct Q4_0 {
+struct LlamaQ4 {
   static constexpr int kBytes = 2 + kLlamaBlock / 2;
   static constexpr float kLargestMagnitude = 8.0f * 65504.0f;
 

@@ -26,8 +26,8 @@ inline std::vector<Codec> AllCodecs() {
   }
   codecs.push_back({.id = CodecId::kInt8PerTokenHead});
   codecs.push_back({.id = CodecId::kFp8PerTokenHead});
-  codecs.push_back({.id = CodecId::kQ8_0});
-  codecs.push_back({.id = CodecId::kQ4_0});
+  codecs.push_back({.id = CodecId::kLlamaQ8});
+  codecs.push_back({.id = CodecId::kLlamaQ4});
   for (const CodecId id : {CodecId::kKiviChannel, CodecId::kKiviToken}) {
     for (const std::uint8_t bits : kKiviBits) {
       for (const std::uint16_t group : kKiviGroups) {

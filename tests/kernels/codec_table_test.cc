@@ -42,8 +42,8 @@ TEST(CodecTable, EveryRowHasANameOfItsOwnAndACaseHere) {
 
 struct SizeCase {
   Codec codec;
-  int dim, unit_tokens;
-  std::int64_t codes, scales;
+  int dim = 0, unit_tokens = 0;
+  std::int64_t codes = 0, scales = 0;
 };
 const SizeCase kSizes[] = {
     {{.id = CodecId::kRaw, .element = ElementType::kBf16}, 128, 1, 256, 0},
@@ -52,8 +52,8 @@ const SizeCase kSizes[] = {
     {{.id = CodecId::kFp8, .element = ElementType::kE4m3}, 128, 1, 128, 0},
     {{.id = CodecId::kInt8PerTokenHead}, 128, 1, 128, 4},
     {{.id = CodecId::kFp8PerTokenHead}, 96, 1, 96, 4},
-    {{.id = CodecId::kQ8_0}, 128, 1, 128, 8},
-    {{.id = CodecId::kQ4_0}, 96, 1, 48, 6},
+    {{.id = CodecId::kLlamaQ8}, 128, 1, 128, 8},
+    {{.id = CodecId::kLlamaQ4}, 96, 1, 48, 6},
     {{.id = CodecId::kKiviChannel, .bits = 2, .group = 32}, 128, 32, 1024, 512},
     {{.id = CodecId::kKiviChannel, .bits = 4, .group = 4}, 80, 4, 160, 320},
     {{.id = CodecId::kKiviChannel, .bits = 8, .group = 64}, 576, 64, 36864, 2304},
@@ -72,8 +72,8 @@ TEST(CodecTable, Sizes) {
 TEST(CodecTable, DimMultiples) {
   EXPECT_FALSE(Takes({.id = CodecId::kInt8PerTokenHead}, 98));
   EXPECT_TRUE(Takes({.id = CodecId::kInt8PerTokenHead}, 100));
-  EXPECT_FALSE(Takes({.id = CodecId::kQ8_0}, 100));
-  EXPECT_TRUE(Takes({.id = CodecId::kQ4_0}, 96));
+  EXPECT_FALSE(Takes({.id = CodecId::kLlamaQ8}, 100));
+  EXPECT_TRUE(Takes({.id = CodecId::kLlamaQ4}, 96));
   EXPECT_FALSE(Takes({.id = CodecId::kKiviToken, .bits = 2, .group = 64}, 96));
   EXPECT_TRUE(Takes({.id = CodecId::kKiviToken, .bits = 2, .group = 32}, 96));
   EXPECT_TRUE(Takes({.id = CodecId::kKiviChannel, .bits = 2, .group = 64}, 100));
@@ -104,9 +104,9 @@ Scaling ScalingOf(const Codec& codec, int dim, const std::vector<std::byte>& sto
     return {ToFloat(Fp16{words.scale}), ToFloat(Fp16{words.minimum})};
   }
   Scaling scaling;
-  if (codec.id == CodecId::kQ8_0 || codec.id == CodecId::kQ4_0) {
-    Fp16 d;
-    std::memcpy(&d, unit + channel / 32 * (codec.id == CodecId::kQ8_0 ? 34 : 18), 2);
+  if (codec.id == CodecId::kLlamaQ8 || codec.id == CodecId::kLlamaQ4) {
+    Fp16 d{};
+    std::memcpy(&d, unit + channel / 32 * (codec.id == CodecId::kLlamaQ8 ? 34 : 18), 2);
     return {std::fabs(ToFloat(d)), 0.0f};
   }
   if (UnitSizeOf(codec, dim).scales == 4) std::memcpy(&scaling.scale, unit + dim, 4);

@@ -23,9 +23,9 @@ constexpr Codec kE5m2Codec{.id = CodecId::kFp8, .element = ElementType::kE5m2};
 
 struct Golden {
   Codec codec;
-  float scale;
-  const char* first_bytes;
-  int sum;
+  float scale = 1.0f;
+  const char* first_bytes = nullptr;
+  int sum = 0;
 };
 const Golden kGolden[] = {
     {kE4m3Codec, 1.0f, "c4b53cc2a440bf2e43ba38c4b23ec100", 15489},
@@ -100,7 +100,8 @@ TEST(Fp8, DividesByTheScale) {
   for (const float scale : {0.07f, 0.3f, 1.7f}) {
     // The ties between 16 and 32, and the fp32 values beside them.
     const auto source = SourceRows(ElementType::kFp32, 24, 1).Fill([&](std::int64_t, int c) {
-      const float tie = static_cast<float>(17 + c / 3 * 2) * scale;
+      const int step = c / 3;
+      const float tie = static_cast<float>(17 + 2 * step) * scale;
       return c % 3 == 0 ? tie : std::nextafter(tie, c % 3 == 1 ? 0.0f : 100.0f);
     });
     const auto codes = Encode(kE4m3Codec, source, scale);

@@ -184,6 +184,7 @@ TEST(HostCodec, OutputsAreTheFp32ReadRounded) {
           const float value = sizeof(T) == 1 ? values[i] / 0.25f : values[i];
           const T want = Saturate<T>(value);
           saturated += Overflows<T>(value) ? 1 : 0;
+          // NOLINTNEXTLINE(bugprone-suspicious-memory-comparison): bits are what is promised
           ASSERT_EQ(std::memcmp(&want, rows.data() + i * sizeof(T), sizeof(T)), 0)
               << NameOf(codec) << " as " << ElementName(type) << ", value " << value;
         }

@@ -19,8 +19,8 @@ using testing::GoldenRow;
 using testing::Hex;
 using testing::SourceRows;
 
-constexpr Codec kQ8{.id = CodecId::kQ8_0};
-constexpr Codec kQ4{.id = CodecId::kQ4_0};
+constexpr Codec kQ8{.id = CodecId::kLlamaQ8};
+constexpr Codec kQ4{.id = CodecId::kLlamaQ4};
 
 // What gguf 0.19's quantize() gives, which says of itself that it equals ggml-quants.c bit by bit.
 TEST(LlamaBlock, GoldenBytes) {
@@ -92,7 +92,7 @@ TEST(LlamaBlock, EqualsTheReferenceOnBlocksOfAllSizes) {
 
 TEST(LlamaBlock, TheLargestMagnitudeIsKeptAndTheSmallestGiveNoNan) {
   for (const auto& [codec, largest] :
-       {std::pair{kQ8, Q8_0::kLargestMagnitude}, {kQ4, Q4_0::kLargestMagnitude}}) {
+       {std::pair{kQ8, LlamaQ8::kLargestMagnitude}, {kQ4, LlamaQ4::kLargestMagnitude}}) {
     for (const float magnitude : {largest, 1e-40f}) {
       const auto source = SourceRows(ElementType::kFp32, 32, 1).Fill([&](std::int64_t, int c) {
         return c % 2 == 0 ? -magnitude : magnitude / 3;
