@@ -8,6 +8,7 @@
 
 #include "cachestore/base/errors.h"
 #include "cachestore/base/status_macros.h"
+#include "cachestore/base/text.h"
 #include "kernels/codec.h"
 
 namespace kvtier::cachestore {
@@ -37,18 +38,6 @@ absl::Status CheckRange(const std::string& field, std::int64_t got, std::int64_t
   if (got >= low && got <= high) return absl::OkStatus();
   return Error(Reason::kInvalidField,
                fmt::format("{} is {}; want {} to {}", field, got, low, high));
-}
-
-// Both are printed in logs and messages.
-absl::Status CheckText(const std::string& field, const std::string& got, std::size_t least) {
-  if (got.size() < least || got.size() > kMaxName) {
-    return Error(Reason::kInvalidField,
-                 fmt::format("{} has {} bytes; want {} to {}", field, got.size(), least, kMaxName));
-  }
-  const auto control = [](char c) { return static_cast<unsigned char>(c) < 0x20 || c == 0x7f; };
-  if (std::none_of(got.begin(), got.end(), control)) return absl::OkStatus();
-  return Error(Reason::kInvalidField,
-               fmt::format("{} has a control character; want printable text", field));
 }
 
 absl::Status CheckLayer(const LayerSpec& layer, std::size_t index) {
@@ -104,8 +93,8 @@ json Canonical(const ModelRequest& request) {
 }  // namespace
 
 absl::Status CheckSpec(const ModelSpec& spec) {
-  KVT_RETURN_IF_ERROR(CheckText("spec.name", spec.name, 1));
-  KVT_RETURN_IF_ERROR(CheckText("spec.revision", spec.revision, 0));
+  KVT_RETURN_IF_ERROR(CheckText("spec.name", spec.name, 1, kMaxName));
+  KVT_RETURN_IF_ERROR(CheckText("spec.revision", spec.revision, 0, kMaxName));
   KVT_RETURN_IF_ERROR(CheckRange("spec.hash_block_tokens", spec.hash_block_tokens, 1, 4096));
   KVT_RETURN_IF_ERROR(CheckRange("number of spec.layers",
                                  static_cast<std::int64_t>(spec.layers.size()), 1, kMaxLayers));

@@ -291,7 +291,7 @@ class AppendStream:
         most = max(1, self._model.reply.max_message_bytes * tokens // max(1, k.nbytes + v.nbytes))
         for begin in range(0, tokens, most):
             part = (slice(None),) * self._token_axis + (slice(begin, begin + most),)
-            k_part, v_part = np.ascontiguousarray(k[part]), np.ascontiguousarray(v[part])
+            k_part, v_part = k[part], v[part]
             chunk = pb.AppendChunk(
                 first_layer=layer,
                 first_token=first_token + begin,

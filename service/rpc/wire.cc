@@ -8,6 +8,7 @@
 
 #include "cachestore/base/errors.h"
 #include "cachestore/base/status_macros.h"
+#include "cachestore/base/text.h"
 
 namespace kvtier::service {
 namespace {
@@ -31,17 +32,6 @@ absl::StatusOr<int> IntFrom(std::uint32_t value, const std::string& field) {
     return static_cast<int>(value);
   return Refuse(
       fmt::format("{} is {}; want at most {}", field, value, std::numeric_limits<int>::max()));
-}
-
-absl::Status CheckName(const std::string& name, const char* field, std::size_t most) {
-  if (name.empty() || name.size() > most) {
-    return Refuse(fmt::format("{} has {} bytes; want 1 to {}", field, name.size(), most));
-  }
-  const auto control = [](char c) { return static_cast<unsigned char>(c) < 0x20 || c == 0x7f; };
-  if (std::any_of(name.begin(), name.end(), control)) {
-    return Refuse(fmt::format("{} has a control character; want printable text", field));
-  }
-  return absl::OkStatus();
 }
 
 // Values are quoted in errors and kept with the model: both are bounded.
@@ -177,8 +167,8 @@ absl::Status CheckChunkBytes(const char* field, std::size_t got, std::int64_t wa
 absl::StatusOr<cachestore::SequenceKey> KeyFrom(const std::string& name_space,
                                                 const std::string& sequence) {
   cachestore::SequenceKey key{name_space.empty() ? "default" : name_space, sequence};
-  KVT_RETURN_IF_ERROR(CheckName(key.name_space, "namespace", kMaxNamespaceBytes));
-  KVT_RETURN_IF_ERROR(CheckName(key.id, "sequence", kMaxSequenceBytes));
+  KVT_RETURN_IF_ERROR(cachestore::CheckText("namespace", key.name_space, 1, kMaxNamespaceBytes));
+  KVT_RETURN_IF_ERROR(cachestore::CheckText("sequence", key.id, 1, kMaxSequenceBytes));
   return key;
 }
 
