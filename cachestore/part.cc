@@ -18,6 +18,7 @@ Part::Part(Allocation memory, const TensorModel& model, Side side, bool k_before
   header_.element = l.codec.element;
   header_.source = model.source;
   header_.bits = l.codec.bits;
+  header_.rotation = l.codec.rotation;
   header_.k_before_rope = k_before_rope ? 1 : 0;
   header_.group = l.codec.group;
   header_.heads = static_cast<std::uint16_t>(l.heads);

@@ -30,8 +30,8 @@ struct PartHeader {
   std::uint32_t tokens = 0;  // filled; page_tokens once final
   std::uint32_t slice_bytes = 0;
   std::uint64_t saturated = 0;
-  std::uint64_t reserved = 0;
-  std::uint64_t reserved2 = 0;
+  kernels::Rotation rotation = kernels::Rotation::kNone;
+  std::uint8_t reserved[15] = {};
   std::uint64_t checksum = 0;  // XXH3-64 of the header and the head entries, this field 0
 
   static constexpr std::uint32_t kMagic = 0x5054564bu;  // "KVTP"

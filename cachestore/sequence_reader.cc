@@ -15,10 +15,10 @@ namespace {
 // A block is one message's at least; clients take messages up to this size.
 constexpr std::int64_t kMaxBlockBytes = 8 << 20;
 
-absl::StatusOr<std::vector<float>> OutputScales(const TensorModel& tensor, const ReadFormat& format,
+absl::StatusOr<std::vector<float>> OutputScales(const TensorModel& tensor, ElementType as,
+                                                const ReadFormat& format,
                                                 const std::optional<float>& asked,
                                                 const char* field) {
-  const ElementType as = *format.as;
   if (asked.has_value()) {
     if (std::isnormal(*asked) && *asked > 0) return std::vector<float>{*asked};
     return Error(Reason::kInvalidField,
@@ -74,11 +74,11 @@ absl::StatusOr<SequenceReader> SequenceReader::Make(SequencePins pins, const Rea
                     .element = format.as.value_or(model.k.source),
                     .k_scales = {},
                     .v_scales = {}};
-    if (kernels::IsFp8(out.element) && format.as.has_value()) {
+    if (kernels::IsFp8(out.element)) {
       KVT_ASSIGN_OR_RETURN(const std::vector<float> k,
-                           OutputScales(model.k, format, format.k_scale, "k_scale"));
+                           OutputScales(model.k, out.element, format, format.k_scale, "k_scale"));
       KVT_ASSIGN_OR_RETURN(const std::vector<float> v,
-                           OutputScales(model.v, format, format.v_scale, "v_scale"));
+                           OutputScales(model.v, out.element, format, format.v_scale, "v_scale"));
       out.k_scales = OfHeads(k, p.shard);
       out.v_scales = OfHeads(v, p.shard);
     }
@@ -142,18 +142,18 @@ absl::Status SequenceReader::Fill(std::size_t layer, std::int64_t first_token, s
 
 void SequenceReader::QueueTensor(const TensorPins& tensor, const Output& out,
                                  std::vector<DecodeJob>& jobs) {
-  const std::int64_t dim = tensor.model->dim();
+  const std::int64_t row = kernels::RowElements(out.element, tensor.model->dim());
   const int heads = pins_.shard.HeadsIn(tensor.model->heads());
   const std::int64_t block = format_.block_tokens > 0 ? format_.block_tokens : out.tokens;
   for (std::int64_t begin = 0; begin < out.tokens; begin += block) {
     const std::int64_t count = std::min(block, out.tokens - begin);
     const bool nhd = format_.layout == TokenLayout::kNhd;
-    const std::int64_t head_stride = nhd ? dim : count * dim;
-    const std::int64_t token_stride = nhd ? heads * dim : dim;
-    std::byte* data = out.data + begin * heads * dim * kernels::ElementBytes(out.element);
+    const std::int64_t head_stride = nhd ? row : count * row;
+    const std::int64_t token_stride = nhd ? heads * row : row;
+    std::byte* data = out.data + begin * heads * row * kernels::ElementBytes(out.element);
     for (int h = 0; h < heads; ++h) {
       const std::size_t scale = out.scales.size() > 1 ? static_cast<std::size_t>(h) : 0;
-      kernels::DecodeRun run{.dim = static_cast<int>(dim),
+      kernels::DecodeRun run{.dim = tensor.model->dim(),
                              .tokens = count,
                              .out_scale = out.scales.empty() ? 1.0f : out.scales[scale],
                              .out = {data + h * head_stride * kernels::ElementBytes(out.element),

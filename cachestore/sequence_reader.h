@@ -36,12 +36,8 @@ struct LayerOutput {
   std::int64_t k_code_tokens = 0;
   std::int64_t v_code_tokens = 0;
 
-  std::int64_t k_bytes_per_token() const {
-    return std::int64_t{heads} * k_dim * kernels::ElementBytes(element);
-  }
-  std::int64_t v_bytes_per_token() const {
-    return std::int64_t{heads} * v_dim * kernels::ElementBytes(element);
-  }
+  std::int64_t k_bytes_per_token() const { return heads * kernels::RowBytes(element, k_dim); }
+  std::int64_t v_bytes_per_token() const { return heads * kernels::RowBytes(element, v_dim); }
 };
 
 // Reads one sequence from what it pinned: the bytes stay those of the moment it was made, even if

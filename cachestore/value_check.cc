@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <cmath>
+#include <cstring>
 #include <limits>
 
 #include "cachestore/base/errors.h"
@@ -17,8 +18,10 @@ using kernels::CodecId;
 // The largest magnitude that the tensor's format takes.
 float LimitOf(const TensorModel& tensor, bool saturate_non_finite) {
   const CodecId id = tensor.layout.codec.id;
-  if (id == CodecId::kFp8 && saturate_non_finite) return std::numeric_limits<float>::quiet_NaN();
-  return kernels::RowOf(id).largest_magnitude;
+  const bool keeps_nan =
+      id == CodecId::kFp8 && tensor.layout.codec.rotation == kernels::Rotation::kNone;
+  if (keeps_nan && saturate_non_finite) return std::numeric_limits<float>::quiet_NaN();
+  return kernels::MagnitudeLimit(tensor.layout.codec, tensor.dim());
 }
 
 float ValueAt(const kernels::ConstRows& rows, int channel) {
@@ -35,15 +38,38 @@ absl::Status Refuse(const TensorModel& tensor, const ValueRange& range, std::int
                                         range.side == Side::kK ? "k" : "v", range.layer, range.head,
                                         token, channel, value);
   if (!finite) return Error(Reason::kNonFiniteValue, place + "; want a finite number");
-  const kernels::CodecRow& codec = kernels::RowOf(tensor.layout.codec.id);
-  return Error(Reason::kValueOutOfRange, fmt::format("{}; {} takes magnitudes up to {}", place,
-                                                     codec.name, codec.largest_magnitude));
+  const kernels::Codec& codec = tensor.layout.codec;
+  return Error(
+      Reason::kValueOutOfRange,
+      fmt::format("{}; {}{} takes magnitudes up to {}", place, kernels::RowOf(codec.id).name,
+                  codec.rotation == kernels::Rotation::kNone ? "" : " of rotated keys",
+                  kernels::MagnitudeLimit(codec, tensor.dim())));
+}
+
+// Of a source in blocks only their scales can be wrong.
+absl::Status CheckBlocks(const TensorModel& tensor, const SourceTensor& source,
+                         const ValueRange& range) {
+  const int bytes =
+      tensor.source == kernels::ElementType::kQ8 ? kernels::kLlamaQ8Bytes : kernels::kLlamaQ4Bytes;
+  for (std::int64_t token = range.begin; token < range.end; ++token) {
+    const kernels::ConstRows row = source.RowsOf(range.shard_head, token - range.first_token);
+    for (int block = 0; block < tensor.dim() / kernels::kLlamaBlock; ++block) {
+      kernels::Fp16 d{};
+      std::memcpy(&d, row.data + std::int64_t{block} * bytes, sizeof d);
+      const float scale = kernels::ToFloat(d);
+      if (!std::isfinite(scale))
+        return Refuse(tensor, range, token, block * kernels::kLlamaBlock, scale);
+    }
+  }
+  return absl::OkStatus();
 }
 
 }  // namespace
 
 absl::Status CheckValues(const TensorModel& tensor, const SourceTensor& source,
                          const ValueRange& range, bool saturate_non_finite) {
+  if (kernels::IsFp8(tensor.source)) return absl::OkStatus();  // kept, and counted
+  if (kernels::IsBlocks(tensor.source)) return CheckBlocks(tensor, source, range);
   const float limit = LimitOf(tensor, saturate_non_finite);
   if (std::isnan(limit)) return absl::OkStatus();
   const kernels::ConstRows rows = source.RowsOf(range.shard_head, range.begin - range.first_token);

@@ -22,8 +22,8 @@ struct ValueRange {
 };
 
 // Refuses what the tensor's format can't store: NaN and Inf (unless they are to saturate, in FP8
-// with a scale known beforehand), and for KIVI magnitudes past kKiviLimit. The message names layer,
-// head, token and channel.
+// with a scale known beforehand), and magnitudes past the format's limit. FP8 sources are taken as
+// they are. The message names layer, head, token and channel.
 absl::Status CheckValues(const TensorModel& tensor, const SourceTensor& source,
                          const ValueRange& range, bool saturate_non_finite);
 

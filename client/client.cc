@@ -58,10 +58,9 @@ absl::Status CheckTargets(const v1::SequenceManifest& sequence,
   for (int i = 0; i < sequence.layers_size(); ++i) {
     const v1::LayerManifest& layer = sequence.layers(i);
     const LayerTarget& target = targets[static_cast<std::size_t>(i)];
-    const std::uint64_t values =
-        sequence.num_tokens() * layer.num_heads() * DtypeBytes(layer.dtype());
-    const std::uint64_t k_bytes = values * layer.k_head_dim();
-    const std::uint64_t v_bytes = values * layer.v_head_dim();
+    const std::uint64_t rows = sequence.num_tokens() * layer.num_heads();
+    const std::uint64_t k_bytes = rows * *RowBytes(layer.dtype(), layer.k_head_dim());
+    const std::uint64_t v_bytes = rows * *RowBytes(layer.dtype(), layer.v_head_dim());
     if (target.k.size() != k_bytes || target.v.size() != v_bytes) {
       return absl::InvalidArgumentError(fmt::format(
           "sequence {}, layer {}: targets of {} bytes for K and {} for V; {} and {} are "
@@ -228,9 +227,9 @@ absl::StatusOr<ReadResult> Client::ReadInto(const v1::ReadRequest& request,
                           .block_tokens = request.block_tokens(),
                           .tokens = sequence.num_tokens(),
                           .heads = layer.num_heads(),
-                          .vector_bytes = layer.k_head_dim() * DtypeBytes(layer.dtype())};
+                          .vector_bytes = *RowBytes(layer.dtype(), layer.k_head_dim())};
     KVT_RETURN_IF_ERROR(Scatter(chunk.k(), geometry, first, target.k));
-    geometry.vector_bytes = layer.v_head_dim() * DtypeBytes(layer.dtype());
+    geometry.vector_bytes = *RowBytes(layer.dtype(), layer.v_head_dim());
     return Scatter(chunk.v(), geometry, first, target.v);
   };
   return Read(request, handlers);

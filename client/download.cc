@@ -36,9 +36,9 @@ class SequenceFile {
     std::optional<std::size_t> v;
   };
 
-  std::size_t Declare(SafetensorsHeader& header, const std::string& name, std::uint64_t dim,
+  std::size_t Declare(SafetensorsHeader& header, const std::string& name, std::uint32_t dim,
                       const v1::LayerManifest& layer) const;
-  absl::Status WritePart(std::size_t tensor, std::uint64_t dim, const v1::LayerManifest& layer,
+  absl::Status WritePart(std::size_t tensor, std::uint32_t dim, const v1::LayerManifest& layer,
                          std::uint64_t first, const std::string& bytes);
 
   const v1::ReadRequest request_;
@@ -50,15 +50,21 @@ class SequenceFile {
 };
 
 std::size_t SequenceFile::Declare(SafetensorsHeader& header, const std::string& name,
-                                  std::uint64_t dim, const v1::LayerManifest& layer) const {
+                                  std::uint32_t dim, const v1::LayerManifest& layer) const {
   const std::uint64_t tokens = sequence_.num_tokens();
   TensorInfo tensor;
   tensor.name = name;
-  tensor.dtype = SafetensorsDtype(layer.dtype()).value_or("");
+  std::uint64_t row = dim;
+  if (const auto dtype = SafetensorsDtype(layer.dtype())) {
+    tensor.dtype = *dtype;
+  } else {  // blocks, as bytes
+    tensor.dtype = "U8";
+    row = *RowBytes(layer.dtype(), dim);
+  }
   if (request_.layout() == v1::LAYOUT_HND) {
-    tensor.shape = {layer.num_heads(), tokens, dim};
+    tensor.shape = {layer.num_heads(), tokens, row};
   } else {
-    tensor.shape = {tokens, layer.num_heads(), dim};
+    tensor.shape = {tokens, layer.num_heads(), row};
   }
   header.tensors.push_back(std::move(tensor));
   return header.tensors.size() - 1;
@@ -102,14 +108,14 @@ absl::Status SequenceFile::Begin(const v1::SequenceManifest& sequence) {
   return absl::OkStatus();
 }
 
-absl::Status SequenceFile::WritePart(std::size_t tensor, std::uint64_t dim,
+absl::Status SequenceFile::WritePart(std::size_t tensor, std::uint32_t dim,
                                      const v1::LayerManifest& layer, std::uint64_t first,
                                      const std::string& bytes) {
   const ReadGeometry geometry{.layout = request_.layout(),
                               .block_tokens = request_.block_tokens(),
                               .tokens = sequence_.num_tokens(),
                               .heads = layer.num_heads(),
-                              .vector_bytes = dim * DtypeBytes(layer.dtype())};
+                              .vector_bytes = *RowBytes(layer.dtype(), dim)};
   const std::uint64_t token_bytes = geometry.heads * geometry.vector_bytes;
   if (token_bytes == 0) return absl::OkStatus();
   const std::span<const std::byte> chunk = std::as_bytes(std::span(bytes));

@@ -7,6 +7,7 @@
 #include <string>
 
 #include "cachestore/base/status_macros.h"
+#include "kernels/element.h"
 
 namespace kvtier::client {
 namespace {
@@ -45,13 +46,14 @@ absl::StatusOr<std::uint64_t> CheckSequence(const v1::SequenceManifest& sequence
     if (layer.layer() != sequence.layers(0).layer() + static_cast<std::uint32_t>(i)) {
       return Loss(fmt::format("{} stands in place {} of the manifest", name, i));
     }
-    if (DtypeBytes(layer.dtype()) == 0) {
+    if (!RowBytes(layer.dtype(), 0)) {
       return Loss(fmt::format("{} has the unknown type {}", name, static_cast<int>(layer.dtype())));
     }
     KVT_RETURN_IF_ERROR(CheckScales(name, layer));
-    const std::uint64_t dims = std::uint64_t{layer.k_head_dim()} + layer.v_head_dim();
-    const auto size =
-        Product({sequence.num_tokens(), layer.num_heads(), dims, DtypeBytes(layer.dtype())});
+    // Of 32-bit dims, in range.
+    const std::uint64_t row =
+        *RowBytes(layer.dtype(), layer.k_head_dim()) + *RowBytes(layer.dtype(), layer.v_head_dim());
+    const auto size = Product({sequence.num_tokens(), layer.num_heads(), row});
     if (!size || __builtin_add_overflow(bytes, *size, &bytes)) {
       return Loss(fmt::format("{} is larger than 64 bits can say", name));
     }
@@ -61,19 +63,19 @@ absl::StatusOr<std::uint64_t> CheckSequence(const v1::SequenceManifest& sequence
 
 }  // namespace
 
-std::uint64_t DtypeBytes(v1::DType dtype) {
-  switch (dtype) {
-    case v1::DTYPE_BF16:
-    case v1::DTYPE_FP16:
-      return 2;
-    case v1::DTYPE_FP32:
-      return 4;
-    case v1::DTYPE_FP8_E4M3:
-    case v1::DTYPE_FP8_E5M2:
-      return 1;
-    default:
-      return 0;
+std::optional<std::uint64_t> RowBytes(v1::DType dtype, std::uint32_t dim) {
+  static constexpr std::pair<v1::DType, kernels::ElementType> kTypes[] = {
+      {v1::DTYPE_BF16, kernels::ElementType::kBf16},
+      {v1::DTYPE_FP16, kernels::ElementType::kFp16},
+      {v1::DTYPE_FP32, kernels::ElementType::kFp32},
+      {v1::DTYPE_FP8_E4M3, kernels::ElementType::kE4m3},
+      {v1::DTYPE_FP8_E5M2, kernels::ElementType::kE5m2},
+      {v1::DTYPE_Q8_0, kernels::ElementType::kQ8},
+      {v1::DTYPE_Q4_0, kernels::ElementType::kQ4}};
+  for (const auto& [known, type] : kTypes) {
+    if (dtype == known) return static_cast<std::uint64_t>(kernels::RowBytes(type, dim));
   }
+  return std::nullopt;
 }
 
 bool IsFp8(v1::DType dtype) { return dtype == v1::DTYPE_FP8_E4M3 || dtype == v1::DTYPE_FP8_E5M2; }
@@ -119,10 +121,9 @@ absl::Status ReadCheck::Take(const v1::ReadChunk& chunk) {
                             name, chunk.num_tokens(), chunk.first_token(), next, left));
   }
   // In range: no larger than the layer, whose size Begin found to fit.
-  const std::uint64_t values =
-      std::uint64_t{chunk.num_tokens()} * layer.num_heads() * DtypeBytes(layer.dtype());
-  const std::uint64_t k_bytes = values * layer.k_head_dim();
-  const std::uint64_t v_bytes = values * layer.v_head_dim();
+  const std::uint64_t rows = std::uint64_t{chunk.num_tokens()} * layer.num_heads();
+  const std::uint64_t k_bytes = rows * *RowBytes(layer.dtype(), layer.k_head_dim());
+  const std::uint64_t v_bytes = rows * *RowBytes(layer.dtype(), layer.v_head_dim());
   if (chunk.k().size() != k_bytes || chunk.v().size() != v_bytes) {
     return Loss(fmt::format(
         "{}: a chunk of {} tokens brings {} bytes of K and {} of V; {} and {} "

@@ -3,6 +3,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -10,8 +11,8 @@
 
 namespace kvtier::client {
 
-// Bytes of one value; 0 for a type this client does not know.
-std::uint64_t DtypeBytes(v1::DType dtype);
+// Bytes of a row of `dim` values; nothing for a type that this client does not know.
+std::optional<std::uint64_t> RowBytes(v1::DType dtype, std::uint32_t dim);
 bool IsFp8(v1::DType dtype);
 
 // Holds a read's chunks against its manifest, so that what takes them need not doubt them: layer,

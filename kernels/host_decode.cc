@@ -5,13 +5,18 @@
 #include <hwy/foreach_target.h>
 #include <hwy/highway.h>
 
+#include <cstdlib>
 #include <cstring>
 
 #include "kernels/codec_table.h"
 #include "kernels/element_row.h"
+#include "kernels/hadamard.h"
 #include "kernels/host_codec.h"
+#include "kernels/int4_per_token_head.h"
 #include "kernels/kivi.h"
 #include "kernels/llama_block.h"
+#include "kernels/mla_fp8.h"
+#include "kernels/nvfp4.h"
 #include "kernels/per_token_head.h"
 #include "kernels/row.h"
 
@@ -29,6 +34,7 @@ std::uint64_t DecodeRows(const DecodeRun& run, F decode) {
     std::uint64_t saturated = 0;
     for (std::int64_t token = 0; token < run.tokens; ++token) {
       decode(run.first_token + token, values);
+      if (run.codec.rotation == Rotation::kHadamard) RotateRow(values, run.dim);
       if constexpr (sizeof(Out) == 1) DivideRow(values, run.dim, run.out_scale, values);
       saturated += StoreRow(values, run.dim, out + token * run.out.token_stride);
     }
@@ -37,13 +43,12 @@ std::uint64_t DecodeRows(const DecodeRun& run, F decode) {
 }
 
 bool IsByteCopy(const DecodeRun& run) {
-  if (run.codec.element != run.out.type) return false;
-  return run.codec.id == CodecId::kRaw ||
-         (run.codec.id == CodecId::kFp8 && run.scale == run.out_scale);
+  return StoresAsIs(run.codec, run.out.type) &&
+         (run.codec.id != CodecId::kFp8 || run.scale == run.out_scale);
 }
 
 std::uint64_t CopyRows(const DecodeRun& run) {
-  const auto bytes = static_cast<std::size_t>(run.dim) * ElementBytes(run.out.type);
+  const auto bytes = static_cast<std::size_t>(RowBytes(run.out.type, run.dim));
   for (std::int64_t token = 0; token < run.tokens; ++token) {
     std::memcpy(run.out.data + token * run.out.token_stride * ElementBytes(run.out.type),
                 run.in + (run.first_token + token) * static_cast<std::int64_t>(bytes), bytes);
@@ -81,8 +86,48 @@ std::uint64_t DecodeBlocks(const DecodeRun& run) {
   });
 }
 
-// fp16 at any address.
-void LoadFp16(const std::byte* stored, int count, float* out) {
+std::uint64_t DecodeNvfp4(const DecodeRun& run) {
+  const auto* rows = reinterpret_cast<const std::uint8_t*>(run.in);
+  const std::int64_t bytes = UnitSizeOf(run.codec, run.dim).total();
+  return DecodeRows(run, [&](std::int64_t token, float* values) {
+    DecodeNvfp4Row(rows + token * bytes, run.dim, run.scale, values);
+  });
+}
+
+std::uint64_t DecodeInt4(const DecodeRun& run) {
+  const auto* rows = reinterpret_cast<const std::uint8_t*>(run.in);
+  const std::int64_t bytes = UnitSizeOf(run.codec, run.dim).total();
+  return DecodeRows(run, [&](std::int64_t token, float* values) {
+    Int4PerTokenHead::Decode(rows + token * bytes, run.dim, values);
+  });
+}
+
+std::uint64_t DecodeMla(const DecodeRun& run) {
+  const auto* rows = reinterpret_cast<const std::uint8_t*>(run.in);
+  const std::int64_t bytes = UnitSizeOf(run.codec, run.dim).total();
+  return DecodeRows(run, [&](std::int64_t token, float* values) {
+    MlaFp8::Decode(rows + token * bytes, values);
+  });
+}
+
+std::uint64_t DecodeFp8Page(const DecodeRun& run) {
+  const std::int64_t bytes = UnitSizeOf(run.codec, run.dim).total();
+  const std::int64_t tokens = run.codec.group;
+  return DecodeRows(run, [&](std::int64_t token, float* values) {
+    const std::byte* unit = run.in + token / tokens * bytes;
+    float scale;
+    std::memcpy(&scale, unit + tokens * run.dim, sizeof scale);
+    DecodeElementRow(reinterpret_cast<const E4m3*>(unit + token % tokens * run.dim), run.dim, scale,
+                     values);
+  });
+}
+
+// KIVI's scales or minima, at any address.
+void LoadScales(const std::byte* stored, int count, ElementType type, float* out) {
+  if (type == ElementType::kE4m3) {
+    for (int i = 0; i < count; ++i) out[i] = ToFloat(E4m3{static_cast<std::uint8_t>(stored[i])});
+    return;
+  }
   for (int i = 0; i < count; ++i) {
     Fp16 x{};
     std::memcpy(&x, stored + 2 * i, sizeof x);
@@ -104,8 +149,8 @@ std::uint64_t DecodeKiviChannel(const DecodeRun& run) {
     const std::byte* in = run.in + unit * unit_bytes;
     if (unit != loaded) {
       const std::byte* stored = in + std::int64_t{planes} * dim;
-      LoadFp16(stored, dim, scales);
-      LoadFp16(stored + 2 * dim, dim, minima);
+      LoadScales(stored, dim, run.codec.element, scales);
+      LoadScales(stored + ElementBytes(run.codec.element) * dim, dim, run.codec.element, minima);
       loaded = unit;
     }
     const int in_group = static_cast<int>(token % run.codec.group);
@@ -147,7 +192,7 @@ std::uint64_t DecodeKiviToken(const DecodeRun& run) {
     std::uint8_t codes[kMaxHeadDim];
     float stored[2 * kMaxHeadDim];  // scales, then minima
     UnpackCodes<kBits>(reinterpret_cast<const std::uint8_t*>(row), bytes, codes);
-    LoadFp16(row + bytes, 2 * groups, stored);
+    LoadScales(row + bytes, 2 * groups, run.codec.element, stored);
     for (int g = 0; g < groups; ++g) {
       const float scale = stored[g], minimum = stored[groups + g];
       const int first = g * group_size;
@@ -166,6 +211,7 @@ std::uint64_t DecodeKivi(const DecodeRun& run) {
 std::uint64_t Decode(const DecodeRun& run) {
   if (run.dim == 0) return 0;  // the V of MLA
   if (IsByteCopy(run)) return CopyRows(run);
+  if (IsBlocks(run.out.type)) std::abort();  // only what is stored in blocks is read in them
   switch (run.codec.id) {
     case CodecId::kRaw:
     case CodecId::kFp8:
@@ -178,6 +224,15 @@ std::uint64_t Decode(const DecodeRun& run) {
       return DecodeBlocks<LlamaQ8>(run);
     case CodecId::kLlamaQ4:
       return DecodeBlocks<LlamaQ4>(run);
+    case CodecId::kNvfp4:
+    case CodecId::kNvfp4FourOverSix:
+      return DecodeNvfp4(run);
+    case CodecId::kInt4PerTokenHead:
+      return DecodeInt4(run);
+    case CodecId::kMlaFp8:
+      return DecodeMla(run);
+    case CodecId::kFp8Page:
+      return DecodeFp8Page(run);
     case CodecId::kKiviChannel:
     case CodecId::kKiviToken:
       return run.codec.bits == 2 ? DecodeKivi<2>(run)

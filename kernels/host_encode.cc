@@ -10,13 +10,19 @@
 #include <cstring>
 #include <type_traits>
 #include <utility>
+#include <vector>
 
 #include "kernels/codec_table.h"
 #include "kernels/element_row.h"
+#include "kernels/fp8_page.h"
+#include "kernels/hadamard.h"
 #include "kernels/host_codec.h"
 #include "kernels/host_target.h"
+#include "kernels/int4_per_token_head.h"
 #include "kernels/kivi.h"
 #include "kernels/llama_block.h"
+#include "kernels/mla_fp8.h"
+#include "kernels/nvfp4.h"
 #include "kernels/per_token_head.h"
 #include "kernels/row.h"
 
@@ -24,9 +30,33 @@ HWY_BEFORE_NAMESPACE();
 namespace kvtier::kernels::HWY_NAMESPACE {
 namespace {
 
+const std::byte* RowData(const EncodeRun& run, std::int64_t token) {
+  return run.source.data + token * run.source.token_stride * ElementBytes(run.source.type);
+}
 template <class Source>
 const Source* RowAt(const EncodeRun& run, std::int64_t token) {
   return reinterpret_cast<const Source*>(run.source.data) + token * run.source.token_stride;
+}
+
+void ToFloats(const EncodeRun& run, std::int64_t token, float* values) {
+  VisitElement(run.source.type, [&](auto element) {
+    DivideRow(RowAt<decltype(element)>(run, token), run.dim, 1.0f, values);
+  });
+}
+
+template <class T>
+float LargestOf(const ConstRows& rows, int dim, std::int64_t tokens) {
+  typename Integer<T>::Type largest = 0;
+  for (std::int64_t token = 0; token < tokens; ++token) {
+    const T* x = reinterpret_cast<const T*>(rows.data) + token * rows.token_stride;
+    largest = std::max(largest, LargestMagnitudeOf(x, dim));
+  }
+  return Integer<T>::Value(largest);
+}
+
+float Largest(const ConstRows& rows, int dim, std::int64_t tokens) {
+  return VisitElement(
+      rows.type, [&](auto element) { return LargestOf<decltype(element)>(rows, dim, tokens); });
 }
 
 // Calls row(source, out) for each row of a codec whose unit is one token and adds up what it
@@ -41,18 +71,25 @@ std::uint64_t EncodeRows(const EncodeRun& run, F row) {
   return saturated;
 }
 
-// Values of the stored type already, and FP8 sources, which come with their own scale.
-bool IsByteCopy(const EncodeRun& run) {
-  return run.codec.element == run.source.type &&
-         (run.codec.id == CodecId::kRaw || run.codec.id == CodecId::kFp8);
+// How many codes are no finite number: what an FP8 source may hold.
+std::uint64_t NonFiniteCodes(const std::byte* codes, std::size_t count, ElementType type) {
+  const std::uint32_t first = type == ElementType::kE4m3 ? 0x7fu : 0x7cu;
+  std::uint64_t found = 0;
+  for (std::size_t i = 0; i < count; ++i)
+    found += (static_cast<std::uint32_t>(codes[i]) & 0x7fu) >= first ? 1u : 0u;
+  return found;
 }
 
 std::uint64_t CopyRows(const EncodeRun& run) {
-  const auto bytes = static_cast<std::size_t>(run.dim) * ElementBytes(run.source.type);
+  const auto bytes = static_cast<std::size_t>(RowBytes(run.source.type, run.dim));
   const std::int64_t stride = run.source.token_stride * ElementBytes(run.source.type);
-  for (int token = 0; token < run.units; ++token)
-    std::memcpy(run.out + token * bytes, run.source.data + token * stride, bytes);
-  return 0;
+  std::uint64_t non_finite = 0;
+  for (int token = 0; token < run.units; ++token) {
+    const std::byte* row = run.source.data + token * stride;
+    std::memcpy(run.out + token * bytes, row, bytes);
+    if (IsFp8(run.source.type)) non_finite += NonFiniteCodes(row, bytes, run.source.type);
+  }
+  return non_finite;
 }
 
 template <class Source>
@@ -84,6 +121,59 @@ std::uint64_t EncodeBlocks(const EncodeRun& run) {
   });
 }
 
+// The same, for codecs that don't care what the source was: row(fp32 values, out). Compiled once.
+template <class F>
+std::uint64_t EncodeFloatRows(const EncodeRun& run, F row) {
+  const std::int64_t bytes = UnitSizeOf(run.codec, run.dim).total();
+  float values[kMaxHeadDim];
+  std::uint64_t saturated = 0;
+  for (int token = 0; token < run.units; ++token) {
+    ToFloats(run, token, values);
+    saturated += row(values, reinterpret_cast<std::uint8_t*>(run.out + token * bytes));
+  }
+  return saturated;
+}
+
+std::uint64_t EncodeNvfp4(const EncodeRun& run) {
+  if (run.codec.id == CodecId::kNvfp4FourOverSix) {
+    return EncodeFloatRows(run, [&](const float* x, std::uint8_t* out) {
+      return EncodeNvfp4Row<true>(x, run.dim, run.scale, out);
+    });
+  }
+  return EncodeFloatRows(run, [&](const float* x, std::uint8_t* out) {
+    return EncodeNvfp4Row<false>(x, run.dim, run.scale, out);
+  });
+}
+
+std::uint64_t EncodeInt4(const EncodeRun& run) {
+  return EncodeFloatRows(run, [&](const float* x, std::uint8_t* out) {
+    return Int4PerTokenHead::Encode(x, run.dim, run.source.type, out);
+  });
+}
+
+std::uint64_t EncodeMla(const EncodeRun& run) {
+  return EncodeFloatRows(run,
+                         [&](const float* x, std::uint8_t* out) { return MlaFp8::Encode(x, out); });
+}
+
+// A unit is a page: its largest magnitude first, then its rows.
+std::uint64_t EncodeFp8Page(const EncodeRun& run) {
+  const std::int64_t bytes = UnitSizeOf(run.codec, run.dim).total();
+  const std::int64_t tokens = run.codec.group;
+  float values[kMaxHeadDim];
+  for (int unit = 0; unit < run.units; ++unit) {
+    const ConstRows rows = {RowData(run, unit * tokens), run.source.type, run.source.token_stride};
+    const float scale = Fp8PageScale(Largest(rows, run.dim, tokens));
+    std::byte* out = run.out + unit * bytes;
+    for (std::int64_t token = 0; token < tokens; ++token) {
+      ToFloats(run, unit * tokens + token, values);
+      EncodeElementRow(values, run.dim, scale, reinterpret_cast<E4m3*>(out + token * run.dim));
+    }
+    std::memcpy(out + tokens * run.dim, &scale, sizeof scale);
+  }
+  return 0;
+}
+
 // fp16 sources take the published fp16 arithmetic, all others the fp32 level.
 template <class Source>
 constexpr bool kAsPublished = std::is_same_v<Source, Fp16>;
@@ -104,20 +194,35 @@ struct Groups {
   std::uint16_t stored_scales[kMaxHeadDim], stored_minima[kMaxHeadDim];
   float minima[kMaxHeadDim], scales[kMaxHeadDim], inverses[kMaxHeadDim];
 
-  // From low and high to all that codes need.
-  void Measure(int count, float largest_code) {
+  // From low and high to all that codes need. `stored`: the type of scales and minima.
+  void Measure(int count, float largest_code, ElementType stored) {
+    if (stored == ElementType::kE4m3) {
+      MeasureAs<E4m3>(count, largest_code);
+    } else {
+      MeasureAs<Fp16>(count, largest_code);
+    }
+  }
+  template <class Scale>
+  void MeasureAs(int count, float largest_code) {
     for (int i = 0; i < count; ++i) {
-      const KiviGroup group = KiviGroupOf<kAsPublished<Source>>(
+      const auto group = KiviGroupOf<Scale, kAsPublished<Source>>(
           ValueOf<Source>(low[i]), ValueOf<Source>(high[i]), largest_code);
       stored_scales[i] = group.scale.bits;
       stored_minima[i] = group.minimum.bits;
       minima[i] = ToFloat(group.minimum);
       scales[i] = ToFloat(group.scale);
-      inverses[i] = KiviInverse(group);
+      inverses[i] = KiviInverse(scales[i]);
     }
   }
   // The scales of `count` groups, then their minima.
-  void Store(int first, int count, std::byte* out) const {
+  void Store(int first, int count, ElementType stored, std::byte* out) const {
+    if (stored == ElementType::kE4m3) {
+      for (int i = 0; i < count; ++i) {
+        out[i] = static_cast<std::byte>(stored_scales[first + i]);
+        out[count + i] = static_cast<std::byte>(stored_minima[first + i]);
+      }
+      return;
+    }
     const auto bytes = 2 * static_cast<std::size_t>(count);
     std::memcpy(out, stored_scales + first, bytes);
     std::memcpy(out + bytes, stored_minima + first, bytes);
@@ -172,8 +277,8 @@ std::uint64_t EncodeKiviChannel(const EncodeRun& run) {
     const std::int64_t first = std::int64_t{unit} * run.codec.group;
     std::byte* out = run.out + unit * bytes;
     MeasureChannels(run, first, channels);
-    channels.Measure(run.dim, (1 << kBits) - 1);
-    channels.Store(0, run.dim, out + std::int64_t{planes} * run.dim);
+    channels.Measure(run.dim, (1 << kBits) - 1, run.codec.element);
+    channels.Store(0, run.dim, run.codec.element, out + std::int64_t{planes} * run.dim);
     for (int plane = 0; plane < planes; ++plane) {
       EncodePlane<kBits>(run, first + plane * kPerByte, channels,
                          reinterpret_cast<std::uint8_t*>(out) + std::int64_t{plane} * run.dim,
@@ -248,12 +353,12 @@ std::uint64_t EncodeKiviToken(const EncodeRun& run) {
     for (int row = 0; row < rows; ++row) {
       MeasureRow<kGroup>(RowAt<Source>(run, begin + row), group_size, groups, all, row * groups);
     }
-    all.Measure(rows * groups, (1 << kBits) - 1);
+    all.Measure(rows * groups, (1 << kBits) - 1, run.codec.element);
     for (int row = 0; row < rows; ++row) {
       std::byte* out = run.out + (begin + row) * bytes;
       EncodeKiviRow<kBits, kGroup>(run, RowAt<Source>(run, begin + row), all, row * groups,
                                    reinterpret_cast<std::uint8_t*>(out));
-      all.Store(row * groups, groups, out + run.dim * kBits / 8);
+      all.Store(row * groups, groups, run.codec.element, out + run.dim * kBits / 8);
     }
   }
   return 0;
@@ -280,6 +385,15 @@ std::uint64_t EncodeFrom(const EncodeRun& run) {
       return EncodeBlocks<Source, LlamaQ8>(run);
     case CodecId::kLlamaQ4:
       return EncodeBlocks<Source, LlamaQ4>(run);
+    case CodecId::kNvfp4:
+    case CodecId::kNvfp4FourOverSix:
+      return EncodeNvfp4(run);
+    case CodecId::kInt4PerTokenHead:
+      return EncodeInt4(run);
+    case CodecId::kMlaFp8:
+      return EncodeMla(run);
+    case CodecId::kFp8Page:
+      return EncodeFp8Page(run);
     case CodecId::kKiviChannel:
     case CodecId::kKiviToken:
       return run.codec.bits == 2
@@ -289,19 +403,33 @@ std::uint64_t EncodeFrom(const EncodeRun& run) {
   return 0;
 }
 
-template <class T>
-float LargestOf(const ConstRows& rows, int dim, std::int64_t tokens) {
-  typename Integer<T>::Type largest = 0;
-  for (std::int64_t token = 0; token < tokens; ++token) {
-    const T* x = reinterpret_cast<const T*>(rows.data) + token * rows.token_stride;
-    largest = std::max(largest, LargestMagnitudeOf(x, dim));
+// Rotates some units at a time and encodes the fp32 rows.
+std::uint64_t EncodeRotated(const EncodeRun& run) {
+  const int unit_tokens = UnitTokens(run.codec);
+  const int batch = std::max(1, 64 / unit_tokens);
+  const std::int64_t bytes = UnitSizeOf(run.codec, run.dim).total();
+  std::vector<float> rows(static_cast<std::size_t>(batch) * unit_tokens * run.dim);
+  std::uint64_t saturated = 0;
+  for (int unit = 0; unit < run.units; unit += batch) {
+    EncodeRun part = run;
+    part.codec.rotation = Rotation::kNone;
+    part.source = {reinterpret_cast<const std::byte*>(rows.data()), ElementType::kFp32, run.dim};
+    part.units = std::min(batch, run.units - unit);
+    part.out = run.out + unit * bytes;
+    for (int i = 0; i < part.units * unit_tokens; ++i) {
+      float* row = rows.data() + std::ptrdiff_t{i} * run.dim;
+      ToFloats(run, std::int64_t{unit} * unit_tokens + i, row);
+      RotateRow(row, run.dim);
+    }
+    saturated += EncodeFrom<float>(part);
   }
-  return Integer<T>::Value(largest);
+  return saturated;
 }
 
 std::uint64_t Encode(const EncodeRun& run) {
   if (run.dim == 0) return 0;  // the V of MLA
-  if (IsByteCopy(run)) return CopyRows(run);
+  if (StoresAsIs(run.codec, run.source.type)) return CopyRows(run);
+  if (run.codec.rotation != Rotation::kNone) return EncodeRotated(run);
   switch (run.source.type) {
     case ElementType::kBf16:
       return EncodeFrom<Bf16>(run);
@@ -310,16 +438,11 @@ std::uint64_t Encode(const EncodeRun& run) {
     case ElementType::kFp32:
       return EncodeFrom<float>(run);
     default:
-      std::abort();  // an FP8 source is kept as it is
+      std::abort();  // such a source is kept as it is
   }
 }
 
 const char* Target() { return hwy::TargetName(HWY_TARGET); }
-
-float Largest(const ConstRows& rows, int dim, std::int64_t tokens) {
-  return VisitElement(
-      rows.type, [&](auto element) { return LargestOf<decltype(element)>(rows, dim, tokens); });
-}
 
 }  // namespace
 }  // namespace kvtier::kernels::HWY_NAMESPACE

@@ -12,23 +12,15 @@
 // Magnitudes must not exceed kLargestMagnitude, or d would not fit fp16.
 namespace kvtier::kernels {
 
-inline constexpr int kLlamaBlock = 32;
-
-// 0 where there is no finite inverse.
-KVT_HD float InverseOrZero(float d) {
-  const float inverse = 1.0f / d;
-  return IsFinite(inverse) ? inverse : 0.0f;
-}
-
 // d = amax / 127, codes int8, rounded half away from zero.
 struct LlamaQ8 {
-  static constexpr int kBytes = 2 + kLlamaBlock;
+  static constexpr int kBytes = kLlamaQ8Bytes;
   static constexpr float kLargestMagnitude = 127.0f * 65504.0f;
 
   template <class Source>
   KVT_HD static void Encode(const Source* x, std::uint8_t* __restrict out) {
     const float d = Integer<Source>::Value(LargestMagnitudeOf(x, kLlamaBlock)) / 127.0f;
-    const float inverse = InverseOrZero(d);
+    const float inverse = FiniteOrZero(1.0f / d);
     const Fp16 stored = FromFloat<Fp16>(d);
     std::memcpy(out, &stored, sizeof stored);
     for (int i = 0; i < kLlamaBlock; ++i) {
@@ -50,7 +42,7 @@ struct LlamaQ8 {
 // d = the value of largest magnitude, the first of them, / -8; codes 0 to 15 stand for -8 to 7;
 // byte j holds value j in its low and value j + 16 in its high bits.
 struct LlamaQ4 {
-  static constexpr int kBytes = 2 + kLlamaBlock / 2;
+  static constexpr int kBytes = kLlamaQ4Bytes;
   static constexpr float kLargestMagnitude = 8.0f * 65504.0f;
 
   template <class Source>
@@ -63,7 +55,7 @@ struct LlamaQ4 {
       first = at < first ? at : first;
     }
     const float d = (largest == 0 ? 0.0f : ToFloat(x[first])) / -8.0f;
-    const float inverse = InverseOrZero(d);
+    const float inverse = FiniteOrZero(1.0f / d);
     const Fp16 stored = FromFloat<Fp16>(d);
     std::memcpy(out, &stored, sizeof stored);
     std::uint8_t codes[kLlamaBlock];

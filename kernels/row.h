@@ -45,6 +45,9 @@ KVT_HD typename Integer<T>::Type LargestMagnitudeOf(const T* x, int dim) {
   return largest;
 }
 
+// What a value is multiplied by instead of being divided: 0 where there is no finite inverse.
+KVT_HD float FiniteOrZero(float inverse) { return IsFinite(inverse) ? inverse : 0.0f; }
+
 // Writes a row as T, saturating; returns how many values did. Few rows hold any: a look at the
 // largest magnitude lets the others go without a look at each value.
 template <class T>

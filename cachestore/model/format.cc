@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <algorithm>
 #include <iterator>
 #include <optional>
 #include <vector>
@@ -18,6 +19,7 @@ namespace {
 
 using kernels::Codec;
 using kernels::CodecId;
+using kernels::Rotation;
 using Kind = Format::Kind;
 
 constexpr int kDefaultGroup = 32;
@@ -39,6 +41,10 @@ const std::vector<Named>& Names() {
       {"fp8_e5m2", {.kind = Kind::kFp8, .element = ElementType::kE5m2}},
       {"int8_per_token_head", {.kind = Kind::kPlain, .codec = CodecId::kInt8PerTokenHead}},
       {"fp8_per_token_head", {.kind = Kind::kPlain, .codec = CodecId::kFp8PerTokenHead}},
+      {"int4_per_token_head", {.kind = Kind::kPlain, .codec = CodecId::kInt4PerTokenHead}},
+      {"nvfp4", {.kind = Kind::kPlain, .codec = CodecId::kNvfp4}},
+      {"nvfp4_4over6", {.kind = Kind::kPlain, .codec = CodecId::kNvfp4FourOverSix}},
+      {"fp8_ds_mla", {.kind = Kind::kPlain, .codec = CodecId::kMlaFp8}},
       {"q8_0", {.kind = Kind::kPlain, .codec = CodecId::kLlamaQ8}},
       {"q4_0", {.kind = Kind::kPlain, .codec = CodecId::kLlamaQ4}},
       {"kivi2",
@@ -63,19 +69,64 @@ const std::vector<Named>& Names() {
   return names;
 }
 
-// "kivi(2,2,32,128)": four numbers without spaces.
-std::optional<Format> ParseKivi(const std::string& text) {
+// An option: its text, whether a format may have it, and what it sets.
+struct Option {
+  const char* text;
+  bool (*taken_by)(const Format&);
+  bool (*is_set)(const Format&);
+  void (*set)(Format&);
+};
+
+bool IsQuantized(const Format& f) { return f.kind != Kind::kSource && f.kind != Kind::kCast; }
+// int4_per_token_head has a rotation of its own; engines know where fp8_ds_mla's rotary part lies.
+bool MayRotate(const Format& f) {
+  return IsQuantized(f) && f.codec != CodecId::kInt4PerTokenHead && f.codec != CodecId::kMlaFp8;
+}
+
+constexpr Option kOptions[] = {
+    {"scale=page",
+     [](const Format& f) { return f.kind == Kind::kFp8 && f.element == ElementType::kE4m3; },
+     [](const Format& f) { return f.page_scale; }, [](Format& f) { f.page_scale = true; }},
+    {"scales=fp8_e4m3", [](const Format& f) { return f.kind == Kind::kKivi; },
+     [](const Format& f) { return f.e4m3_scales; }, [](Format& f) { f.e4m3_scales = true; }},
+    {"k_rotation=hadamard", MayRotate,
+     [](const Format& f) { return f.k_rotation != Rotation::kNone; },
+     [](Format& f) { f.k_rotation = Rotation::kHadamard; }},
+};
+
+std::optional<Format> FormatNamed(const std::string& name) {
+  for (const Named& named : Names()) {
+    if (name == named.name) return named.format;
+  }
+  return std::nullopt;
+}
+
+// The four numbers of "kivi(2,2,32,128)", which may have options behind them.
+std::optional<Format> ParseKivi(const std::vector<std::string>& items) {
   Format format{.kind = Kind::kKivi};
-  absl::string_view rest = text;
-  if (!absl::ConsumePrefix(&rest, "kivi(") || !absl::ConsumeSuffix(&rest, ")")) return std::nullopt;
-  const std::vector<std::string> numbers = absl::StrSplit(rest, ',');
   int* const into[] = {&format.k_bits, &format.v_bits, &format.group, &format.residual_tokens};
-  if (numbers.size() != std::size(into)) return std::nullopt;
-  for (std::size_t i = 0; i < numbers.size(); ++i) {
-    const bool plain = numbers[i].find_first_not_of("-0123456789") == std::string::npos;
-    if (!plain || !absl::SimpleAtoi(numbers[i], into[i])) return std::nullopt;
+  if (items.size() < std::size(into)) return std::nullopt;
+  for (std::size_t i = 0; i < std::size(into); ++i) {
+    const bool plain = items[i].find_first_not_of("-0123456789") == std::string::npos;
+    if (!plain || !absl::SimpleAtoi(items[i], into[i])) return std::nullopt;
   }
   return format;
+}
+
+absl::Status SetOption(const std::string& item, const std::string& name, Format& format) {
+  std::vector<std::string> taken;
+  for (const Option& option : kOptions) {
+    if (!option.taken_by(format)) continue;
+    if (item == option.text) {
+      option.set(format);
+      return absl::OkStatus();
+    }
+    taken.emplace_back(option.text);
+  }
+  return Error(
+      Reason::kUnknownFormat,
+      fmt::format("kv_cache_dtype {:.64} has the option \"{:.64}\"; it takes {}", name, item,
+                  taken.empty() ? "none" : fmt::format("{}", fmt::join(taken, ", "))));
 }
 
 absl::Status CheckKivi(const Format& f) {
@@ -101,58 +152,101 @@ absl::Status CheckKivi(const Format& f) {
 
 Codec KiviCodec(const Format& format, CodecId id, int bits) {
   return {.id = id,
+          .element = format.e4m3_scales ? ElementType::kE4m3 : ElementType::kFp16,
           .bits = static_cast<std::uint8_t>(bits),
           .group = static_cast<std::uint16_t>(format.group)};
 }
 
-Codec PlainCodec(const Format& format, ElementType source) {
+TensorFormat PlainFormat(const Format& format, ElementType source, int page_tokens) {
   switch (format.kind) {
     case Kind::kCast:
-      return {.id = CodecId::kRaw, .element = format.element};
+      return {{.id = CodecId::kRaw, .element = format.element}, {}};
     case Kind::kFp8:
-      return {.id = CodecId::kFp8, .element = format.element};
+      if (!format.page_scale) return {{.id = CodecId::kFp8, .element = format.element}, {}};
+      return {{.id = CodecId::kFp8Page,
+               .element = format.element,
+               .group = static_cast<std::uint16_t>(page_tokens)},
+              {.window = 0, .block = page_tokens}};
     case Kind::kPlain:
-      return {.id = format.codec};
+      return {{.id = format.codec}, {}};
     default:
-      return {.id = CodecId::kRaw, .element = source};
+      return {{.id = CodecId::kRaw, .element = source}, {}};
   }
 }
 
 }  // namespace
 
+std::vector<std::string> FormatNames() {
+  std::vector<std::string> names;
+  std::vector<Format> seen;
+  for (const Named& named : Names()) {
+    if (std::find(seen.begin(), seen.end(), named.format) != seen.end()) continue;
+    seen.push_back(named.format);
+    names.emplace_back(named.name);
+  }
+  return names;
+}
+
 absl::StatusOr<Format> ParseFormat(const std::string& kv_cache_dtype) {
   if (kv_cache_dtype.empty()) return Format{};
-  std::vector<std::string> known;
-  for (const Named& named : Names()) {
-    if (kv_cache_dtype == named.name) return named.format;
-    known.emplace_back(named.name);
+  absl::string_view rest = kv_cache_dtype;
+  const std::string name(rest.substr(0, rest.find('(')));
+  rest.remove_prefix(name.size());
+  std::vector<std::string> items;
+  const bool in_parentheses = absl::ConsumePrefix(&rest, "(") && absl::ConsumeSuffix(&rest, ")");
+  if (in_parentheses) items = absl::StrSplit(rest, ',');
+  std::optional<Format> format = FormatNamed(name);
+  if (name == "kivi") {
+    format = ParseKivi(items);
+    if (format.has_value()) items.erase(items.begin(), items.begin() + 4);
   }
-  if (const std::optional<Format> kivi = ParseKivi(kv_cache_dtype); kivi.has_value()) {
-    KVT_RETURN_IF_ERROR(CheckKivi(*kivi));
-    return *kivi;
+  if (!format.has_value() || (!in_parentheses && !rest.empty())) {
+    return Error(Reason::kUnknownFormat,
+                 fmt::format("kv_cache_dtype is \"{:.64}\"; want one of {}, fp8 or "
+                             "kivi(k_bits,v_bits,group_size,residual_tokens)",
+                             kv_cache_dtype, fmt::join(FormatNames(), ", ")));
   }
-  return Error(Reason::kUnknownFormat,
-               fmt::format("kv_cache_dtype is \"{:.64}\"; want one of {} or "
-                           "kivi(k_bits,v_bits,group_size,residual_tokens)",
-                           kv_cache_dtype, fmt::join(known, ", ")));
+  if (name == "kivi") {
+    KVT_RETURN_IF_ERROR(CheckKivi(*format));
+  }
+  for (const std::string& item : items) {
+    KVT_RETURN_IF_ERROR(SetOption(item, name, *format));
+  }
+  return *format;
 }
 
 std::string FormatName(const Format& format) {
+  Format plain = format;  // without options
+  plain.page_scale = plain.e4m3_scales = false;
+  plain.k_rotation = Rotation::kNone;
+  std::string name;
+  std::vector<std::string> items;
   for (const Named& named : Names()) {
-    if (format == named.format) return named.name;
+    if (name.empty() && plain == named.format) name = named.name;
   }
-  return fmt::format("kivi({},{},{},{})", format.k_bits, format.v_bits, format.group,
-                     format.residual_tokens);
+  if (name.empty()) {
+    name = "kivi";
+    for (const int number : {plain.k_bits, plain.v_bits, plain.group, plain.residual_tokens})
+      items.push_back(std::to_string(number));
+  }
+  for (const Option& option : kOptions) {
+    if (option.is_set(format)) items.emplace_back(option.text);
+  }
+  return items.empty() ? name : fmt::format("{}({})", name, fmt::join(items, ","));
 }
 
-TensorFormat KFormat(const Format& format, ElementType source) {
-  if (format.kind != Kind::kKivi) return {PlainCodec(format, source), {}};
-  const int block = format.residual_tokens > 0 ? format.residual_tokens : format.group;
-  return {KiviCodec(format, CodecId::kKiviChannel, format.k_bits), {.window = 0, .block = block}};
+TensorFormat KFormat(const Format& format, ElementType source, int page_tokens) {
+  TensorFormat k = PlainFormat(format, source, page_tokens);
+  if (format.kind == Kind::kKivi) {
+    const int block = format.residual_tokens > 0 ? format.residual_tokens : format.group;
+    k = {KiviCodec(format, CodecId::kKiviChannel, format.k_bits), {.window = 0, .block = block}};
+  }
+  k.codec.rotation = format.k_rotation;
+  return k;
 }
 
-TensorFormat VFormat(const Format& format, ElementType source) {
-  if (format.kind != Kind::kKivi) return {PlainCodec(format, source), {}};
+TensorFormat VFormat(const Format& format, ElementType source, int page_tokens) {
+  if (format.kind != Kind::kKivi) return PlainFormat(format, source, page_tokens);
   return {KiviCodec(format, CodecId::kKiviToken, format.v_bits),
           {.window = format.residual_tokens, .block = 1}};
 }

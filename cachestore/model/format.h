@@ -1,6 +1,7 @@
 #pragma once
 
 #include <string>
+#include <vector>
 
 #include "absl/status/statusor.h"
 #include "cachestore/model/model_spec.h"
@@ -19,24 +20,31 @@ struct Format {
   int k_bits = 0, v_bits = 0;                       // kKivi
   int group = 0;
   int residual_tokens = 0;
+  // Options, in parentheses behind the name.
+  bool page_scale = false;                                  // kFp8: scale=page
+  bool e4m3_scales = false;                                 // kKivi: scales=fp8_e4m3
+  kernels::Rotation k_rotation = kernels::Rotation::kNone;  // k_rotation=hadamard
 
   friend bool operator==(const Format&, const Format&) = default;
 };
 
-// Parses a kv_cache_dtype: auto, float16, bfloat16, fp8, fp8_e4m3, fp8_e5m2, int8_per_token_head,
-// fp8_per_token_head, q8_0, q4_0, kivi2, kivi4, k4v2,
-// kivi(k_bits,v_bits,group_size,residual_tokens). INVALID_ARGUMENT lists what there is.
+// The names that ParseFormat takes without parameters, one a format.
+std::vector<std::string> FormatNames();
+
+// Parses a kv_cache_dtype: one of FormatNames(), "fp8" for fp8_e4m3, or
+// kivi(k_bits,v_bits,group_size,residual_tokens); behind each, in parentheses, its options.
+// INVALID_ARGUMENT lists what there is.
 absl::StatusOr<Format> ParseFormat(const std::string& kv_cache_dtype);
 
 // The shortest name that ParseFormat takes for this format.
 std::string FormatName(const Format& format);
 
-// How one tensor, K or V of a layer, is stored.
+// How one tensor, K or V of a layer, is stored in pages of `page_tokens`.
 struct TensorFormat {
   kernels::Codec codec;
   ResidualRule residual;
 };
-TensorFormat KFormat(const Format& format, ElementType source);
-TensorFormat VFormat(const Format& format, ElementType source);
+TensorFormat KFormat(const Format& format, ElementType source, int page_tokens);
+TensorFormat VFormat(const Format& format, ElementType source, int page_tokens);
 
 }  // namespace kvtier::cachestore

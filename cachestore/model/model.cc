@@ -14,6 +14,7 @@ namespace kvtier::cachestore {
 namespace {
 
 constexpr int kMaxPageTokens = 8192;
+constexpr int kPageTokensMultiple = 16;
 constexpr const char* kSlidingWindow = "sliding_window";
 
 absl::StatusOr<std::vector<bool>> SkippedLayers(const ModelRequest& request) {
@@ -52,7 +53,7 @@ absl::Status CheckTensor(const TensorModel& tensor, const std::string& field,
 
 // What page_tokens must be a multiple of.
 int PageMultiple(const std::vector<std::pair<TensorFormat, TensorFormat>>& formats) {
-  int multiple = 16;
+  int multiple = kPageTokensMultiple;
   for (const auto& [k, v] : formats) {
     multiple = std::lcm(multiple, kernels::UnitTokens(k.codec));
     multiple = std::lcm(multiple, kernels::UnitTokens(v.codec));
@@ -68,6 +69,10 @@ absl::StatusOr<int> ResolvePageTokens(int asked, int fallback, int multiple) {
                              multiple, kMaxPageTokens));
   }
   return asked;
+}
+
+bool TakesScale(const TensorModel& tensor) {
+  return kernels::RowOf(tensor.layout.codec.id).takes_scale;
 }
 
 absl::StatusOr<std::vector<float>> ResolveScales(const std::vector<float>& given, int heads,
@@ -98,7 +103,7 @@ absl::Status ApplyScales(const ModelRequest& request, Model& model) {
     }
     seen[scales.layer] = true;
     LayerModel& layer = model.layers[scales.layer];
-    if (layer.k.layout.codec.id != kernels::CodecId::kFp8) {
+    if (!TakesScale(layer.k)) {
       return Error(
           Reason::kInvalidField,
           fmt::format("{}: the layer is stored as {}, which takes no scale; leave them out", field,
@@ -118,7 +123,7 @@ absl::Status ApplyScales(const ModelRequest& request, Model& model) {
   }
   if (request.scales.empty()) return absl::OkStatus();
   for (std::size_t i = 0; i < model.layers.size(); ++i) {
-    if (model.layers[i].k.layout.codec.id == kernels::CodecId::kFp8 && !seen[i]) {
+    if (TakesScale(model.layers[i].k) && !seen[i]) {
       return Error(
           Reason::kInvalidField,
           fmt::format(
@@ -136,7 +141,7 @@ bool AllOne(const std::vector<float>& scales) {
 void DescribeScales(const ModelRequest& request, Model& model) {
   bool e4m3_at_one = false;
   for (LayerModel& layer : model.layers) {
-    if (layer.k.layout.codec.id != kernels::CodecId::kFp8) continue;
+    if (!TakesScale(layer.k)) continue;
     ++model.fp8_layers;
     layer.unit_scale = AllOne(layer.k.scales) && AllOne(layer.v.scales);
     model.unit_scale_layers += layer.unit_scale ? 1 : 0;
@@ -169,15 +174,56 @@ TensorModel MakeTensor(const TensorFormat& format, int heads, int dim, const Mod
   tensor.layout = MakePartLayout(format.codec, heads, dim, model.page_tokens);
   tensor.residual = format.residual;
   tensor.source = model.request.spec.source;
-  if (format.codec.id == kernels::CodecId::kFp8) tensor.scales.assign(heads, 1.0f);
+  if (TakesScale(tensor)) tensor.scales.assign(heads, 1.0f);
   return tensor;
 }
 
-absl::Status CheckSource(ElementType source, const Format& format) {
-  if (!kernels::IsFp8(source)) return absl::OkStatus();
-  return Error(Reason::kFormatRefused,
-               fmt::format("spec.source_dtype is {}; want bfloat16, float16 or float32 for {}",
-                           kernels::ElementName(source), FormatName(format)));
+// How the source's bytes are kept as they are.
+Format SourceFormat(ElementType source) {
+  if (kernels::IsFp8(source)) return {.kind = Format::Kind::kFp8, .element = source};
+  if (source == ElementType::kQ8)
+    return {.kind = Format::Kind::kPlain, .codec = kernels::CodecId::kLlamaQ8};
+  if (source == ElementType::kQ4)
+    return {.kind = Format::Kind::kPlain, .codec = kernels::CodecId::kLlamaQ4};
+  return {};
+}
+
+// A source that is quantized already is kept.
+absl::StatusOr<Format> FormatFor(const ModelRequest& request) {
+  KVT_ASSIGN_OR_RETURN(const Format asked, ParseFormat(request.policy.kv_cache_dtype));
+  const Format kept = SourceFormat(request.spec.source);
+  if (kept == Format{} || asked == kept) return asked;
+  if (asked == Format{}) return kept;
+  return Error(
+      Reason::kFormatRefused,
+      fmt::format("policy.kv_cache_dtype is {}; a source of {} is kept as it is: want auto or {}",
+                  FormatName(asked), kernels::ElementName(request.spec.source), FormatName(kept)));
+}
+
+absl::Status CheckLayer(const LayerModel& layer, std::size_t index) {
+  const auto field = [&](const char* name) {
+    return fmt::format("spec.layers[{}].{}", index, name);
+  };
+  if (layer.k.layout.codec.id == kernels::CodecId::kMlaFp8 &&
+      (layer.spec.kind != LayerKind::kMla || layer.spec.v_head_dim != 0)) {
+    return Error(Reason::kFormatRefused,
+                 fmt::format("{} has V of its own; {} needs mla layers, whose v_head_dim is 0",
+                             field("kind"), layer.format));
+  }
+  KVT_RETURN_IF_ERROR(CheckTensor(layer.k, field("k_head_dim"), layer.format));
+  return CheckTensor(layer.v, field("v_head_dim"), layer.format);
+}
+
+using LayerFormats = std::vector<std::pair<TensorFormat, TensorFormat>>;
+
+LayerFormats FormatsOf(const Format& format, const std::vector<bool>& skipped, ElementType source,
+                       int page_tokens) {
+  LayerFormats formats;
+  for (const bool skip : skipped) {
+    const Format own = skip ? SourceFormat(source) : format;
+    formats.emplace_back(KFormat(own, source, page_tokens), VFormat(own, source, page_tokens));
+  }
+  return formats;
 }
 
 }  // namespace
@@ -185,37 +231,30 @@ absl::Status CheckSource(ElementType source, const Format& format) {
 absl::StatusOr<std::shared_ptr<const Model>> ResolveModel(ModelRequest request,
                                                           int default_page_tokens) {
   KVT_RETURN_IF_ERROR(CheckSpec(request.spec));
-  KVT_ASSIGN_OR_RETURN(const Format format, ParseFormat(request.policy.kv_cache_dtype));
-  KVT_RETURN_IF_ERROR(CheckSource(request.spec.source, format));
+  KVT_ASSIGN_OR_RETURN(const Format format, FormatFor(request));
   request.policy.kv_cache_dtype = FormatName(format);  // "fp8" and "fp8_e4m3" are one model
   KVT_ASSIGN_OR_RETURN(const std::vector<bool> skipped, SkippedLayers(request));
   std::vector<std::string>& skip_layers = request.policy.skip_layers;
   std::sort(skip_layers.begin(), skip_layers.end());
   skip_layers.erase(std::unique(skip_layers.begin(), skip_layers.end()), skip_layers.end());
 
-  std::vector<std::pair<TensorFormat, TensorFormat>> formats;
-  for (const bool skip : skipped) {
-    const Format& own = skip ? Format{} : format;
-    formats.emplace_back(KFormat(own, request.spec.source), VFormat(own, request.spec.source));
-  }
-
   auto model = std::make_shared<Model>();
   model->id = ModelIdOf(request);
   model->request = std::move(request);
   model->format = FormatName(format);
   if (model->request.max_tokens > 0) model->max_tokens = model->request.max_tokens;
-  KVT_ASSIGN_OR_RETURN(
-      model->page_tokens,
-      ResolvePageTokens(model->request.page_tokens, default_page_tokens, PageMultiple(formats)));
+  const ElementType source = model->request.spec.source;
+  // Groups that are a page long are as long as the pages turn out: 16 tokens will do at first.
+  const int multiple = PageMultiple(FormatsOf(format, skipped, source, kPageTokensMultiple));
+  KVT_ASSIGN_OR_RETURN(model->page_tokens, ResolvePageTokens(model->request.page_tokens,
+                                                             default_page_tokens, multiple));
+  const LayerFormats formats = FormatsOf(format, skipped, source, model->page_tokens);
   for (std::size_t i = 0; i < formats.size(); ++i) {
     LayerModel layer{.spec = model->request.spec.layers[i],
-                     .format = skipped[i] ? "auto" : model->format};
+                     .format = skipped[i] ? FormatName(SourceFormat(source)) : model->format};
     layer.k = MakeTensor(formats[i].first, layer.spec.kv_heads, layer.spec.k_head_dim, *model);
     layer.v = MakeTensor(formats[i].second, layer.spec.kv_heads, layer.spec.v_head_dim, *model);
-    KVT_RETURN_IF_ERROR(
-        CheckTensor(layer.k, fmt::format("spec.layers[{}].k_head_dim", i), layer.format));
-    KVT_RETURN_IF_ERROR(
-        CheckTensor(layer.v, fmt::format("spec.layers[{}].v_head_dim", i), layer.format));
+    KVT_RETURN_IF_ERROR(CheckLayer(layer, i));
     model->source_bytes_per_token +=
         (layer.k.source_row_bytes() + layer.v.source_row_bytes()) * layer.spec.kv_heads;
     model->layers.push_back(std::move(layer));

@@ -22,9 +22,7 @@ struct TensorModel {
   // 0 where a layer has no such tensor (the V of MLA).
   int dim() const { return layout.dim; }
   int heads() const { return layout.heads; }
-  std::int64_t source_row_bytes() const {
-    return std::int64_t{layout.dim} * kernels::ElementBytes(source);
-  }
+  std::int64_t source_row_bytes() const { return kernels::RowBytes(source, layout.dim); }
   std::int64_t residual_slot_use() const {
     return residual.capacity() * source_row_bytes() * layout.heads;
   }

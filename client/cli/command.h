@@ -68,6 +68,7 @@ Command AddDescribe(CLI::App& parent, Terminal& terminal);
 Command AddCapacity(CLI::App& parent, Terminal& terminal);
 Command AddRemove(CLI::App& parent, Terminal& terminal);
 Command AddPlan(CLI::App& parent, Terminal& terminal);
+Command AddFormats(CLI::App& parent, Terminal& terminal);
 Command AddDrain(CLI::App& parent, Terminal& terminal);
 
 }  // namespace kvtier::client

@@ -8,7 +8,7 @@ import queue
 import grpc
 import numpy as np
 
-from kvtier.dtypes import DTYPES, NAMES
+from kvtier.dtypes import DTYPES, NAMES, row_length
 from kvtier.errors import from_rpc_error
 from kvtier.v1 import kv_tier_pb2 as pb
 from kvtier.v1 import kv_tier_pb2_grpc as rpc
@@ -228,7 +228,7 @@ def _assemble(messages, layout):
         name = NAMES[layer.dtype]
 
         def array(dim, layer=layer, name=name):
-            shape = [sequence.num_tokens, dim]
+            shape = [sequence.num_tokens, row_length(name, dim)]
             shape.insert(heads_axis, layer.num_heads)
             return np.empty(shape, DTYPES[name][1])
 
@@ -360,7 +360,7 @@ class AppendStream:
         # bfloat16 and FP8 arrays of other packages are their bits.
         if array.dtype.itemsize == dtype.itemsize and array.dtype.kind == "V":
             array = array.view(dtype)
-        want = [dim]
+        want = [row_length(self._model.dtype, dim)]
         want.insert(0, heads if self._token_axis == 1 else "tokens")
         want.insert(1, "tokens" if self._token_axis == 1 else heads)
         fits = array.ndim == 3 and all(w in ("tokens", got) for w, got in zip(want, array.shape))

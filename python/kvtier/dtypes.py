@@ -1,4 +1,7 @@
-"""The dtypes of K and V in numpy, which has neither bfloat16 nor FP8: those are their bits, uint16 and uint8."""
+"""The dtypes of K and V in numpy, which has neither bfloat16 nor FP8: those are their bits, uint16 and uint8.
+
+llama.cpp's q8_0 and q4_0 are the bytes of their blocks: uint8, row_length(dtype, dim) of them for a row of dim values.
+"""
 
 import numpy as np
 
@@ -11,8 +14,18 @@ DTYPES = {
     "float32": (pb.DTYPE_FP32, np.dtype("<f4")),
     "fp8_e4m3": (pb.DTYPE_FP8_E4M3, np.dtype("u1")),
     "fp8_e5m2": (pb.DTYPE_FP8_E5M2, np.dtype("u1")),
+    "q8_0": (pb.DTYPE_Q8_0, np.dtype("u1")),
+    "q4_0": (pb.DTYPE_Q4_0, np.dtype("u1")),
 }
 NAMES = {number: name for name, (number, _) in DTYPES.items()}
+
+
+_BLOCK_BYTES = {"q8_0": 34, "q4_0": 18}
+
+
+def row_length(dtype, dim):
+    """How long a row of dim values is in an array of `dtype`."""
+    return dim // 32 * _BLOCK_BYTES[dtype] if dtype in _BLOCK_BYTES else dim
 
 
 def _fp8_values(mantissa_bits, bias, nan_from):
@@ -35,6 +48,8 @@ def to_float32(array, dtype, scale=None):
         values = (array.astype(np.uint32) << 16).view(np.float32)
     elif dtype in _FP8:
         values = _FP8[dtype][array]
+    elif dtype in _BLOCK_BYTES:
+        raise ValueError(f"dtype is {dtype!r}, blocks of llama.cpp's; read them as bfloat16, float16 or float32")
     else:
         values = array.astype(np.float32)
     if scale is None or len(np.atleast_1d(scale)) == 0:

@@ -30,6 +30,10 @@ v1::DType ToProto(kernels::ElementType type) {
       return v1::DTYPE_FP8_E4M3;
     case kernels::ElementType::kE5m2:
       return v1::DTYPE_FP8_E5M2;
+    case kernels::ElementType::kQ8:
+      return v1::DTYPE_Q8_0;
+    case kernels::ElementType::kQ4:
+      return v1::DTYPE_Q4_0;
   }
   return v1::DTYPE_UNSPECIFIED;
 }

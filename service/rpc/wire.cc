@@ -66,9 +66,14 @@ absl::StatusOr<ElementType> SourceFrom(v1::DType dtype) {
       return ElementType::kE4m3;
     case v1::DTYPE_FP8_E5M2:
       return ElementType::kE5m2;
+    case v1::DTYPE_Q8_0:
+      return ElementType::kQ8;
+    case v1::DTYPE_Q4_0:
+      return ElementType::kQ4;
     default:
       return Refuse(
-          fmt::format("spec.source_dtype is {}; want DTYPE_BF16, DTYPE_FP16 or DTYPE_FP32",
+          fmt::format("spec.source_dtype is {}; want DTYPE_BF16, DTYPE_FP16, DTYPE_FP32, "
+                      "DTYPE_FP8_E4M3, DTYPE_FP8_E5M2, DTYPE_Q8_0 or DTYPE_Q4_0",
                       static_cast<int>(dtype)));
   }
 }
@@ -254,17 +259,17 @@ absl::StatusOr<cachestore::Chunk> ChunkFrom(const v1::AppendChunk& chunk,
   for (int i = static_cast<int>(first); i < end; ++i) {
     const cachestore::LayerModel& layer = model.layers[static_cast<std::size_t>(i)];
     const ElementType type = layer.k.source;
-    const std::int64_t k_dim = layer.k.dim();
-    const std::int64_t v_dim = layer.v.dim();
-    const std::int64_t row = layout.fused ? k_dim + v_dim : k_dim;
+    const std::int64_t k_row = kernels::RowElements(type, layer.k.dim());
+    const std::int64_t v_row = kernels::RowElements(type, layer.v.dim());
+    const std::int64_t row = layout.fused ? k_row + v_row : k_row;
     const int heads = shard.HeadsIn(layer.spec.kv_heads);
     const Slice k = SliceOf(k_data + k_bytes, type, layout.heads_first, {out.tokens, heads, row});
     Slice v;
     if (layout.fused) {
       v.tensor = k.tensor;
-      v.tensor.data += k_dim * kernels::ElementBytes(type);
+      v.tensor.data += k_row * kernels::ElementBytes(type);
     } else {
-      v = SliceOf(v_data + v_bytes, type, layout.heads_first, {out.tokens, heads, v_dim});
+      v = SliceOf(v_data + v_bytes, type, layout.heads_first, {out.tokens, heads, v_row});
     }
     out.layers.push_back({.layer = i, .k = k.tensor, .v = v.tensor});
     k_bytes += k.bytes;

@@ -41,25 +41,47 @@ TEST(Format, NamesGiveTheCodecsOfKAndV) {
        {.id = CodecId::kInt8PerTokenHead},
        {.id = CodecId::kInt8PerTokenHead}},
       {"fp8_per_token_head", {.id = CodecId::kFp8PerTokenHead}, {.id = CodecId::kFp8PerTokenHead}},
+      {"int4_per_token_head",
+       {.id = CodecId::kInt4PerTokenHead},
+       {.id = CodecId::kInt4PerTokenHead}},
+      {"nvfp4", {.id = CodecId::kNvfp4}, {.id = CodecId::kNvfp4}},
+      {"nvfp4_4over6", {.id = CodecId::kNvfp4FourOverSix}, {.id = CodecId::kNvfp4FourOverSix}},
+      {"fp8_ds_mla", {.id = CodecId::kMlaFp8}, {.id = CodecId::kMlaFp8}},
+      {"fp8_e4m3(scale=page)",
+       {.id = CodecId::kFp8Page, .element = ElementType::kE4m3, .group = 96},
+       {.id = CodecId::kFp8Page, .element = ElementType::kE4m3, .group = 96}},
+      {"q8_0(k_rotation=hadamard)",
+       {.id = CodecId::kLlamaQ8, .rotation = kernels::Rotation::kHadamard},
+       {.id = CodecId::kLlamaQ8}},
       {"q8_0", {.id = CodecId::kLlamaQ8}, {.id = CodecId::kLlamaQ8}},
       {"q4_0", {.id = CodecId::kLlamaQ4}, {.id = CodecId::kLlamaQ4}},
       {"kivi2",
-       {.id = CodecId::kKiviChannel, .bits = 2, .group = 32},
-       {.id = CodecId::kKiviToken, .bits = 2, .group = 32}},
+       {.id = CodecId::kKiviChannel, .element = ElementType::kFp16, .bits = 2, .group = 32},
+       {.id = CodecId::kKiviToken, .element = ElementType::kFp16, .bits = 2, .group = 32}},
       {"kivi4",
-       {.id = CodecId::kKiviChannel, .bits = 4, .group = 32},
-       {.id = CodecId::kKiviToken, .bits = 4, .group = 32}},
+       {.id = CodecId::kKiviChannel, .element = ElementType::kFp16, .bits = 4, .group = 32},
+       {.id = CodecId::kKiviToken, .element = ElementType::kFp16, .bits = 4, .group = 32}},
       {"k4v2",
-       {.id = CodecId::kKiviChannel, .bits = 4, .group = 32},
-       {.id = CodecId::kKiviToken, .bits = 2, .group = 32}},
+       {.id = CodecId::kKiviChannel, .element = ElementType::kFp16, .bits = 4, .group = 32},
+       {.id = CodecId::kKiviToken, .element = ElementType::kFp16, .bits = 2, .group = 32}},
+      {"kivi2(scales=fp8_e4m3)",
+       {.id = CodecId::kKiviChannel, .element = ElementType::kE4m3, .bits = 2, .group = 32},
+       {.id = CodecId::kKiviToken, .element = ElementType::kE4m3, .bits = 2, .group = 32}},
+      {"kivi(8,4,16,48,scales=fp8_e4m3,k_rotation=hadamard)",
+       {.id = CodecId::kKiviChannel,
+        .element = ElementType::kE4m3,
+        .bits = 8,
+        .group = 16,
+        .rotation = kernels::Rotation::kHadamard},
+       {.id = CodecId::kKiviToken, .element = ElementType::kE4m3, .bits = 4, .group = 16}},
       {"kivi(8,4,16,48)",
-       {.id = CodecId::kKiviChannel, .bits = 8, .group = 16},
-       {.id = CodecId::kKiviToken, .bits = 4, .group = 16}},
+       {.id = CodecId::kKiviChannel, .element = ElementType::kFp16, .bits = 8, .group = 16},
+       {.id = CodecId::kKiviToken, .element = ElementType::kFp16, .bits = 4, .group = 16}},
   };
   for (const Want& want : wants) {
     const Format format = ParseFormat(want.name).value();
-    EXPECT_EQ(KFormat(format, ElementType::kFp32).codec, want.k) << want.name;
-    EXPECT_EQ(VFormat(format, ElementType::kFp32).codec, want.v) << want.name;
+    EXPECT_EQ(KFormat(format, ElementType::kFp32, 96).codec, want.k) << want.name;
+    EXPECT_EQ(VFormat(format, ElementType::kFp32, 96).codec, want.v) << want.name;
     EXPECT_EQ(FormatName(format), want.name);
   }
 }
@@ -72,6 +94,31 @@ TEST(Format, AliasesAreOneFormat) {
   EXPECT_EQ(name("kivi(4,4,32,128)"), "kivi4");
   EXPECT_EQ(name("kivi(4,2,32,128)"), "k4v2");
   EXPECT_EQ(name("kivi(2,4,32,128)"), "kivi(2,4,32,128)");
+  EXPECT_EQ(name("fp8(scale=page)"), "fp8_e4m3(scale=page)");
+  EXPECT_EQ(name("kivi(2,2,32,128,k_rotation=hadamard,scales=fp8_e4m3)"),
+            "kivi2(scales=fp8_e4m3,k_rotation=hadamard)");
+}
+
+TEST(Format, EveryNameIsParsedAndIsItsFormatsName) {
+  EXPECT_EQ(FormatNames().front(), "auto");
+  for (const std::string& name : FormatNames())
+    EXPECT_EQ(FormatName(ParseFormat(name).value()), name);
+}
+
+TEST(Format, OptionsAreTakenWhereTheyMeanSomething) {
+  const auto refuses = [](const char* name, const char* message) {
+    EXPECT_THAT(ParseFormat(name), Refuses(Reason::kUnknownFormat, HasSubstr(message))) << name;
+  };
+  refuses("auto(k_rotation=hadamard)",
+          "auto has the option \"k_rotation=hadamard\"; it takes none");
+  refuses("float16(scale=page)", "it takes none");
+  refuses("int4_per_token_head(k_rotation=hadamard)", "it takes none");
+  refuses("fp8_ds_mla(k_rotation=hadamard)", "it takes none");
+  refuses("fp8_e5m2(scale=page)", "it takes k_rotation=hadamard");
+  refuses("fp8(scale=head)", "\"scale=head\"; it takes scale=page, k_rotation=hadamard");
+  refuses("kivi2(scale=page)", "it takes scales=fp8_e4m3, k_rotation=hadamard");
+  refuses("kivi2()", "the option \"\"");
+  refuses("kivi2(scales=fp8_e4m3, k_rotation=hadamard)", "the option \" k_rotation=hadamard\"");
 }
 
 TEST(Format, KiviRefusesByTheParametersName) {

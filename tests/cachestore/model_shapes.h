@@ -1,9 +1,12 @@
 #pragma once
 
+#include <algorithm>
 #include <string>
 #include <utility>
 
+#include "cachestore/model/format.h"
 #include "cachestore/model/model_spec.h"
+#include "cachestore/model/part_layout.h"
 
 // Small models for tests.
 namespace kvtier::cachestore::testing {
@@ -37,6 +40,32 @@ inline ModelSpec IrregularSpec(ElementType source = ElementType::kBf16) {
       {.kind = LayerKind::kMla, .kv_heads = 1, .k_head_dim = 72, .v_head_dim = 0},
   };
   return spec;
+}
+
+// Head dims rounded up to what the format takes; all layers MLA's where it takes no others.
+inline void SuitTo(const std::string& kv_cache_dtype, ModelSpec& spec) {
+  const Format format = ParseFormat(kv_cache_dtype).value();
+  const kernels::Codec k = KFormat(format, spec.source, 16).codec;
+  const kernels::Codec v = VFormat(format, spec.source, 16).codec;
+  for (LayerSpec& layer : spec.layers) {
+    if (k.id == kernels::CodecId::kMlaFp8)
+      layer = {.kind = LayerKind::kMla, .kv_heads = layer.kv_heads, .k_head_dim = 576};
+    layer.k_head_dim = static_cast<int>(AlignUp(layer.k_head_dim, kernels::DimMultiple(k)));
+    layer.v_head_dim = static_cast<int>(AlignUp(layer.v_head_dim, kernels::DimMultiple(v)));
+  }
+}
+
+// The largest magnitude that every layer takes, and no more than the test data's own.
+inline float LargestFor(const std::string& kv_cache_dtype, const ModelSpec& spec) {
+  const Format format = ParseFormat(kv_cache_dtype).value();
+  float largest = 30000.0f;
+  for (const LayerSpec& layer : spec.layers) {
+    const kernels::Codec k = KFormat(format, spec.source, 16).codec;
+    const kernels::Codec v = VFormat(format, spec.source, 16).codec;
+    largest = std::min(largest, kernels::MagnitudeLimit(k, layer.k_head_dim));
+    largest = std::min(largest, kernels::MagnitudeLimit(v, layer.v_head_dim));
+  }
+  return largest;
 }
 
 inline ModelRequest RequestOf(ModelSpec spec, const std::string& kv_cache_dtype,

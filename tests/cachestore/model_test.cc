@@ -68,12 +68,6 @@ TEST(Model, ShapesThatCannotBeAreRefusedByField) {
   EXPECT_THAT(Resolve(RequestOf(IrregularSpec(), "auto")), IsOk());
 }
 
-TEST(Model, Fp8SourcesAreRefused) {
-  EXPECT_THAT(Resolve(RequestOf(UniformSpec({}, ElementType::kE4m3), "fp8")),
-              Refuses(Reason::kFormatRefused, HasSubstr("spec.source_dtype is fp8_e4m3; want "
-                                                        "bfloat16, float16 or float32")));
-}
-
 TEST(Model, HeadDimsMustSuitTheFormat) {
   ModelSpec spec = UniformSpec({.layers = 2, .heads = 1, .dim = 96});
   EXPECT_THAT(Resolve(RequestOf(spec, "kivi(2,2,64,0)")),
@@ -87,6 +81,27 @@ TEST(Model, HeadDimsMustSuitTheFormat) {
   spec.layers[1].k_head_dim = 98;
   EXPECT_THAT(Resolve(RequestOf(spec, "int8_per_token_head")),
               Refuses(Reason::kFormatRefused, HasSubstr("needs a multiple of 4")));
+}
+
+TEST(Model, DeepSeeksCellIsForMlaLayersOf576Channels) {
+  const auto layer = [](LayerKind kind, int k, int v) {
+    ModelSpec spec = UniformSpec({});
+    spec.layers[0] = {.kind = kind, .kv_heads = 1, .k_head_dim = k, .v_head_dim = v};
+    return Resolve(RequestOf(spec, "fp8_ds_mla"));
+  };
+  EXPECT_THAT(layer(LayerKind::kMla, 576, 0), IsOk());
+  EXPECT_THAT(layer(LayerKind::kMla, 512, 0),
+              Refuses(Reason::kFormatRefused, HasSubstr("k_head_dim is 512; fp8_ds_mla needs a")));
+  EXPECT_THAT(layer(LayerKind::kFull, 576, 576),
+              Refuses(Reason::kFormatRefused, HasSubstr("fp8_ds_mla needs mla layers")));
+}
+
+TEST(Model, AGroupThatIsAPageIsAsLongAsThePage) {
+  const auto model = Resolve(RequestOf(UniformSpec({}), "fp8(scale=page)", 48)).value();
+  for (const TensorModel& tensor : {model->layers[0].k, model->layers[0].v}) {
+    EXPECT_EQ(tensor.layout.unit_tokens, 48);
+    EXPECT_EQ(tensor.residual.capacity(), 48);
+  }
 }
 
 TEST(Model, PageTokensAreAMultipleOf16AndOfEveryGroup) {

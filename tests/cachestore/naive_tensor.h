@@ -16,8 +16,10 @@
 namespace kvtier::cachestore::testing {
 
 // How many of `tokens` received tokens are codes.
-inline std::int64_t CodeTokensOf(const std::string& format_name, Side side, std::int64_t tokens) {
+inline std::int64_t CodeTokensOf(const std::string& format_name, Side side, std::int64_t tokens,
+                                 int page_tokens) {
   const Format format = ParseFormat(format_name).value();
+  if (format.page_scale) return tokens - tokens % page_tokens;
   if (format.kind != Format::Kind::kKivi) return tokens;
   const std::int64_t residual = format.residual_tokens;
   if (side == Side::kV) return tokens < residual ? 0 : tokens - residual;
@@ -32,7 +34,8 @@ class NaiveTensor {
               const std::vector<std::int64_t>& received)
       : model_(side == Side::kK ? layer.k : layer.v), data_(data) {
     for (int head = 0; head < data.heads; ++head) {
-      const auto codes = CodeTokensOf(layer.format, side, received[static_cast<std::size_t>(head)]);
+      const auto codes = CodeTokensOf(layer.format, side, received[static_cast<std::size_t>(head)],
+                                      model_.layout.page_tokens);
       code_tokens_.push_back(codes);
       codes_.push_back(Encode(head, codes));
     }

@@ -24,9 +24,22 @@ using testing::TestStore;
 constexpr std::int64_t kGib = std::int64_t{1} << 30;
 
 const std::vector<std::string>& AllFormats() {
-  static const std::vector<std::string> formats = {
-      "auto",  "float16", "bfloat16", "fp8_e4m3",       "fp8_e5m2",       "int8_per_token_head",
-      "kivi2", "kivi4",   "k4v2",     "kivi(2,2,32,0)", "kivi(4,2,4,16)", "fp8_per_token_head"};
+  static const std::vector<std::string> formats = {"auto",
+                                                   "float16",
+                                                   "bfloat16",
+                                                   "fp8_e4m3",
+                                                   "fp8_e5m2",
+                                                   "int8_per_token_head",
+                                                   "kivi2",
+                                                   "kivi4",
+                                                   "k4v2",
+                                                   "kivi(2,2,32,0)",
+                                                   "kivi(4,2,4,16)",
+                                                   "fp8_per_token_head",
+                                                   "nvfp4",
+                                                   "int4_per_token_head",
+                                                   "fp8(scale=page)",
+                                                   "kivi2(scales=fp8_e4m3)"};
   return formats;
 }
 
@@ -106,14 +119,16 @@ TEST(Plan, EqualsTheStoreToTheByte) {
     for (const ElementType source : {ElementType::kBf16, ElementType::kFp32}) {
       for (const bool uniform : {true, false}) {
         SCOPED_TRACE(format + " from " + kernels::ElementName(source));
-        const ModelSpec spec =
-            uniform ? testing::UniformSpec({.layers = 2, .heads = 3, .dim = 32}, source)
-                    : testing::IrregularSpec(source);
+        ModelSpec spec = uniform
+                             ? testing::UniformSpec({.layers = 2, .heads = 3, .dim = 32}, source)
+                             : testing::IrregularSpec(source);
+        testing::SuitTo(format, spec);
         TestStore store(std::int64_t{4} << 20);
         const Model& model =
             store.Register(testing::RequestOf(spec, format, random.Pick<int>({0, 32, 96})))
                 ->model();
-        const testing::KvData data = kvtier::testing::MakeKvData(spec, 400, random);
+        const testing::KvData data =
+            kvtier::testing::MakeKvData(spec, 400, random, testing::LargestFor(format, spec));
         for (int i = 0; i < 6; ++i) {
           const std::int64_t tokens = random.OneIn(3)
                                           ? random.Pick<std::int64_t>({32, 96, 128, 256, 384})
@@ -155,7 +170,8 @@ TEST_P(PlanOfFormat, TokensThatFitAreThoseThatFit) {
   SeededRandom random;
   const ModelSpec spec = testing::UniformSpec({.layers = 4, .heads = 2, .dim = 32});
   const auto model = Resolve(spec, GetParam(), 64);
-  const testing::KvData data = kvtier::testing::MakeKvData(spec, 3000, random);
+  const testing::KvData data =
+      kvtier::testing::MakeKvData(spec, 3000, random, testing::LargestFor(GetParam(), spec));
   for (const std::int64_t step : {1, 37, 300}) {
     SCOPED_TRACE(step);
     const std::int64_t budget =
@@ -173,7 +189,8 @@ TEST_P(PlanOfFormat, TokensThatFitAreThoseThatFit) {
 TEST_P(PlanOfFormat, SequencesThatFitAreThoseThatFit) {
   SeededRandom random;
   const ModelSpec spec = testing::UniformSpec({.layers = 2, .heads = 2, .dim = 32});
-  const testing::KvData data = kvtier::testing::MakeKvData(spec, 400, random);
+  const testing::KvData data =
+      kvtier::testing::MakeKvData(spec, 400, random, testing::LargestFor(GetParam(), spec));
   const std::int64_t budget = random.Between(1 << 20, 2 << 20);
   TestStore store(budget);
   const Model& model = store.Register(testing::RequestOf(spec, GetParam(), 64))->model();
@@ -186,13 +203,14 @@ TEST_P(PlanOfFormat, SequencesThatFitAreThoseThatFit) {
   EXPECT_EQ(SequencesThatFit(model, tokens, store->memory().free), 0);
 }
 
-INSTANTIATE_TEST_SUITE_P(Formats, PlanOfFormat, ::testing::ValuesIn(AllFormats()),
-                         [](const auto& instance) {
-                           std::string name = instance.param;
-                           std::erase_if(name, [](char c) { return c == '(' || c == ')'; });
-                           std::replace(name.begin(), name.end(), ',', '_');
-                           return name;
-                         });
+INSTANTIATE_TEST_SUITE_P(
+    Formats, PlanOfFormat, ::testing::ValuesIn(AllFormats()), [](const auto& instance) {
+      std::string name = instance.param;
+      std::replace_if(
+          name.begin(), name.end(),
+          [](char c) { return std::string("(,=)").find(c) != std::string::npos; }, '_');
+      return name;
+    });
 
 TEST(Plan, NothingFitsIntoNothing) {
   const auto model = Resolve(Big(), "kivi2");

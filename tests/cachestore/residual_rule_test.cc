@@ -34,8 +34,8 @@ TEST(ResidualRule, CountsAsKiviDoesTokenByToken) {
   for (const int r : {4, 32, 48, 128}) {
     const Format format{
         .kind = Format::Kind::kKivi, .k_bits = 2, .v_bits = 2, .group = 4, .residual_tokens = r};
-    const ResidualRule k = KFormat(format, ElementType::kFp16).residual;
-    const ResidualRule v = VFormat(format, ElementType::kFp16).residual;
+    const ResidualRule k = KFormat(format, ElementType::kFp16, 128).residual;
+    const ResidualRule v = VFormat(format, ElementType::kFp16, 128).residual;
     TokenByToken published{.residual_length = r};
     for (std::int64_t token = 0; token < 3 * r + 5; ++token) {
       ASSERT_EQ(k.CodeTokens(token), published.k_codes) << "R " << r << ", " << token << " tokens";
@@ -52,8 +52,8 @@ TEST(ResidualRule, CountsAsKiviDoesTokenByToken) {
 TEST(ResidualRule, WithoutAResidualKWaitsForItsGroupOnly) {
   const Format format{
       .kind = Format::Kind::kKivi, .k_bits = 2, .v_bits = 2, .group = 32, .residual_tokens = 0};
-  const ResidualRule k = KFormat(format, ElementType::kFp16).residual;
-  const ResidualRule v = VFormat(format, ElementType::kFp16).residual;
+  const ResidualRule k = KFormat(format, ElementType::kFp16, 128).residual;
+  const ResidualRule v = VFormat(format, ElementType::kFp16, 128).residual;
   EXPECT_EQ(k.CodeTokens(31), 0);
   EXPECT_EQ(k.CodeTokens(32), 32);
   EXPECT_EQ(k.CodeTokens(95), 64);
@@ -63,7 +63,7 @@ TEST(ResidualRule, WithoutAResidualKWaitsForItsGroupOnly) {
 }
 
 TEST(ResidualRule, OtherFormatsKeepNone) {
-  const ResidualRule rule = KFormat({}, ElementType::kBf16).residual;
+  const ResidualRule rule = KFormat({}, ElementType::kBf16, 128).residual;
   EXPECT_EQ(rule.CodeTokens(0), 0);
   EXPECT_EQ(rule.CodeTokens(1), 1);
   EXPECT_EQ(rule.ResidualTokens(12345), 0);

@@ -117,9 +117,9 @@ TEST_P(StoreReadSnapshot, DescribeAndReadAgree) {
     EXPECT_EQ(reader.layers()[i].k_code_tokens, description.layers[i].k_code_tokens);
     EXPECT_EQ(reader.layers()[i].v_code_tokens, description.layers[i].v_code_tokens);
     EXPECT_EQ(reader.layers()[i].k_code_tokens,
-              testing::CodeTokensOf(GetParam(), Side::kK, streams.Committed()));
+              testing::CodeTokensOf(GetParam(), Side::kK, streams.Committed(), model.page_tokens));
     EXPECT_EQ(reader.layers()[i].v_code_tokens,
-              testing::CodeTokensOf(GetParam(), Side::kV, streams.Committed()));
+              testing::CodeTokensOf(GetParam(), Side::kV, streams.Committed(), model.page_tokens));
   }
   ASSERT_THAT(store_->Seal({"default", "s"}, streams.Committed()), IsOk());
   EXPECT_TRUE(store_.Read("s").pins().sealed);

@@ -28,12 +28,25 @@ inline std::vector<Codec> AllCodecs() {
   codecs.push_back({.id = CodecId::kFp8PerTokenHead});
   codecs.push_back({.id = CodecId::kLlamaQ8});
   codecs.push_back({.id = CodecId::kLlamaQ4});
+  for (const CodecId id :
+       {CodecId::kNvfp4, CodecId::kNvfp4FourOverSix, CodecId::kInt4PerTokenHead, CodecId::kMlaFp8})
+    codecs.push_back({.id = id});
+  codecs.push_back({.id = CodecId::kFp8Page, .element = ElementType::kE4m3, .group = 16});
   for (const CodecId id : {CodecId::kKiviChannel, CodecId::kKiviToken}) {
     for (const std::uint8_t bits : kKiviBits) {
       for (const std::uint16_t group : kKiviGroups) {
-        codecs.push_back({.id = id, .bits = bits, .group = group});
+        codecs.push_back({.id = id, .element = ElementType::kFp16, .bits = bits, .group = group});
       }
+      codecs.push_back({.id = id, .element = ElementType::kE4m3, .bits = bits, .group = 32});
     }
+  }
+  const Codec rotated[] = {{.id = CodecId::kFp8, .element = ElementType::kE4m3},
+                           {.id = CodecId::kLlamaQ4},
+                           {.id = CodecId::kNvfp4},
+                           {.id = CodecId::kKiviChannel, .bits = 2, .group = 32}};
+  for (Codec codec : rotated) {
+    codec.rotation = Rotation::kHadamard;
+    codecs.push_back(codec);
   }
   return codecs;
 }
@@ -44,11 +57,14 @@ inline bool IsKivi(const Codec& codec) {
 
 inline std::string NameOf(const Codec& codec) {
   std::string name = RowOf(codec.id).name;
-  if (IsKivi(codec)) {
-    return name + " bits " + std::to_string(codec.bits) + " group " + std::to_string(codec.group);
-  }
+  if (codec.rotation != Rotation::kNone) name += " rotated";
+  if (IsKivi(codec))
+    name += " bits " + std::to_string(codec.bits) + " group " + std::to_string(codec.group);
   return name + " " + ElementName(codec.element);
 }
+
+// A head dim that the codec takes.
+inline int SomeDim(const Codec& codec) { return codec.id == CodecId::kMlaFp8 ? 576 : 128; }
 
 // One head's source rows. The gaps that a stride leaves hold 0xff: NaN in every type.
 class SourceRows {
@@ -123,7 +139,7 @@ inline std::vector<float> Decode(const Codec& codec, int dim, const std::vector<
   return out;
 }
 
-// A KIVI group's fp16 words.
+// A KIVI group's words, fp16 or E4M3.
 struct StoredScale {
   std::uint16_t scale = 0;
   std::uint16_t minimum = 0;
@@ -135,9 +151,10 @@ struct StoredScale {
 inline StoredScale ScaleIn(const Codec& codec, int dim, const std::byte* unit, int lane) {
   const int lanes = codec.id == CodecId::kKiviChannel ? dim : dim / codec.group;
   const std::byte* scales = unit + std::ptrdiff_t{lanes} * codec.group * codec.bits / 8;
+  const std::size_t bytes = codec.element == ElementType::kE4m3 ? 1 : 2;
   StoredScale stored;
-  std::memcpy(&stored.scale, scales + 2 * lane, 2);
-  std::memcpy(&stored.minimum, scales + 2 * (lanes + lane), 2);
+  std::memcpy(&stored.scale, scales + static_cast<std::ptrdiff_t>(bytes) * lane, bytes);
+  std::memcpy(&stored.minimum, scales + static_cast<std::ptrdiff_t>(bytes) * (lanes + lane), bytes);
   return stored;
 }
 

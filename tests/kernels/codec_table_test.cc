@@ -54,7 +54,23 @@ const SizeCase kSizes[] = {
     {{.id = CodecId::kFp8PerTokenHead}, 96, 1, 96, 4},
     {{.id = CodecId::kLlamaQ8}, 128, 1, 128, 8},
     {{.id = CodecId::kLlamaQ4}, 96, 1, 48, 6},
+    {{.id = CodecId::kNvfp4}, 128, 1, 64, 8},
+    {{.id = CodecId::kNvfp4FourOverSix}, 80, 1, 40, 5},
+    {{.id = CodecId::kInt4PerTokenHead}, 128, 1, 64, 4},
+    {{.id = CodecId::kMlaFp8}, 576, 1, 640, 16},
+    {{.id = CodecId::kMlaFp8}, 0, 1, 0, 0},
+    {{.id = CodecId::kFp8Page, .element = ElementType::kE4m3, .group = 128}, 64, 128, 8192, 4},
     {{.id = CodecId::kKiviChannel, .bits = 2, .group = 32}, 128, 32, 1024, 512},
+    {{.id = CodecId::kKiviChannel, .element = ElementType::kE4m3, .bits = 2, .group = 32},
+     128,
+     32,
+     1024,
+     256},
+    {{.id = CodecId::kKiviToken, .element = ElementType::kE4m3, .bits = 4, .group = 32},
+     128,
+     1,
+     64,
+     8},
     {{.id = CodecId::kKiviChannel, .bits = 4, .group = 4}, 80, 4, 160, 320},
     {{.id = CodecId::kKiviChannel, .bits = 8, .group = 64}, 576, 64, 36864, 2304},
     {{.id = CodecId::kKiviToken, .bits = 2, .group = 32}, 128, 1, 32, 16},
@@ -77,6 +93,12 @@ TEST(CodecTable, DimMultiples) {
   EXPECT_FALSE(Takes({.id = CodecId::kKiviToken, .bits = 2, .group = 64}, 96));
   EXPECT_TRUE(Takes({.id = CodecId::kKiviToken, .bits = 2, .group = 32}, 96));
   EXPECT_TRUE(Takes({.id = CodecId::kKiviChannel, .bits = 2, .group = 64}, 100));
+  EXPECT_FALSE(Takes({.id = CodecId::kNvfp4}, 100));
+  EXPECT_TRUE(Takes({.id = CodecId::kNvfp4}, 80));
+  EXPECT_TRUE(Takes({.id = CodecId::kInt4PerTokenHead}, 100));
+  EXPECT_FALSE(Takes({.id = CodecId::kMlaFp8}, 512));
+  EXPECT_TRUE(Takes({.id = CodecId::kMlaFp8}, 576));
+  EXPECT_FALSE(Takes({.id = CodecId::kFp8, .rotation = Rotation::kHadamard}, 3));
 }
 
 // Magnitudes of many sizes, without NaN, saturation or subnormal fp16 values.
@@ -101,6 +123,12 @@ Scaling ScalingOf(const Codec& codec, int dim, const std::vector<std::byte>& sto
   if (testing::IsKivi(codec)) {
     const int lane = codec.id == CodecId::kKiviChannel ? channel : channel / codec.group;
     const auto words = testing::ScaleIn(codec, dim, unit, lane);
+    if (codec.element == ElementType::kE4m3) {
+      const auto byte = [](std::uint16_t word) {
+        return ToFloat(E4m3{static_cast<std::uint8_t>(word)});
+      };
+      return {byte(words.scale), byte(words.minimum)};
+    }
     return {ToFloat(Fp16{words.scale}), ToFloat(Fp16{words.minimum})};
   }
   Scaling scaling;
@@ -109,7 +137,12 @@ Scaling ScalingOf(const Codec& codec, int dim, const std::vector<std::byte>& sto
     std::memcpy(&d, unit + channel / 32 * (codec.id == CodecId::kLlamaQ8 ? 34 : 18), 2);
     return {std::fabs(ToFloat(d)), 0.0f};
   }
-  if (UnitSizeOf(codec, dim).scales == 4) std::memcpy(&scaling.scale, unit + dim, 4);
+  if (codec.id == CodecId::kNvfp4 || codec.id == CodecId::kNvfp4FourOverSix) {
+    return {ToFloat(E4m3{static_cast<std::uint8_t>(unit[dim / 2 + channel / 16])}), 0.0f};
+  }
+  if (codec.id == CodecId::kFp8Page) return scaling;  // the budget is of the value
+  const UnitSize size = UnitSizeOf(codec, dim);
+  if (size.scales == 4) std::memcpy(&scaling.scale, unit + size.codes, 4);
   return scaling;
 }
 
@@ -143,6 +176,7 @@ std::int64_t SomeTokens(const Codec& codec) {
 TEST(CodecTable, ErrorsFillTheBudgetAndNoMore) {
   for (const Codec& codec : AllCodecs()) {
     SCOPED_TRACE(NameOf(codec));
+    if (codec.rotation != Rotation::kNone) continue;  // errors are of the rotated row
     const double budget = RowOf(codec.id).error_budget(codec);
     double largest = 0;
     for (const int dim : kDims) {
@@ -154,6 +188,8 @@ TEST(CodecTable, ErrorsFillTheBudgetAndNoMore) {
         largest = std::max(largest, error);
       }
     }
+    // Turned back, each error is a mean of many: no plain row comes near the worst case.
+    if (codec.id == CodecId::kInt4PerTokenHead) continue;
     EXPECT_GE(largest, 0.7 * budget);
   }
 }

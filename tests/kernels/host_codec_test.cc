@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 #include <random>
@@ -24,29 +25,29 @@ using Bytes = std::vector<std::byte>;
 constexpr ElementType kSources[] = {ElementType::kBf16, ElementType::kFp16, ElementType::kFp32};
 constexpr ElementType kOutputs[] = {ElementType::kBf16, ElementType::kFp16, ElementType::kFp32,
                                     ElementType::kE4m3, ElementType::kE5m2};
-constexpr int kDim = 128;
+constexpr int kDim = 128;  // where one codec is tested
 constexpr std::size_t kGuard = 64;
 constexpr std::byte kCanary{0xa5};
 
-SourceRows RandomRows(ElementType type, std::int64_t tokens) {
+SourceRows RandomRows(ElementType type, std::int64_t tokens, int dim = kDim) {
   std::mt19937 random(10);
   std::normal_distribution<float> normal(0.5f);
-  return SourceRows(type, kDim, tokens).Fill([&](std::int64_t, int) { return normal(random); });
+  return SourceRows(type, dim, tokens).Fill([&](std::int64_t, int) { return normal(random); });
 }
 
 int SomeUnits(const Codec& codec) { return UnitTokens(codec) == 1 ? 7 : 3; }
 
 TEST(HostCodec, EncodingInPiecesEqualsEncodingAtOnce) {
   for (const Codec& codec : AllCodecs()) {
-    const int units = SomeUnits(codec);
-    const std::int64_t unit_bytes = UnitSizeOf(codec, kDim).total();
+    const int units = SomeUnits(codec), dim = testing::SomeDim(codec);
+    const std::int64_t unit_bytes = UnitSizeOf(codec, dim).total();
     for (const ElementType type : kSources) {
-      const auto source = RandomRows(type, std::int64_t{units} * UnitTokens(codec));
+      const auto source = RandomRows(type, std::int64_t{units} * UnitTokens(codec), dim);
       const Bytes whole = Encode(codec, source);
       for (int cut = 0; cut <= units; ++cut) {
         Bytes pieces(whole.size());
-        EncodeOnHost({codec, kDim, 1.0f, source.View(), cut, pieces.data()});
-        EncodeOnHost({codec, kDim, 1.0f, source.View(std::int64_t{cut} * UnitTokens(codec)),
+        EncodeOnHost({codec, dim, 1.0f, source.View(), cut, pieces.data()});
+        EncodeOnHost({codec, dim, 1.0f, source.View(std::int64_t{cut} * UnitTokens(codec)),
                       units - cut, pieces.data() + cut * unit_bytes});
         ASSERT_EQ(pieces, whole) << NameOf(codec) << ", " << ElementName(type) << ", cut " << cut;
       }
@@ -56,15 +57,15 @@ TEST(HostCodec, EncodingInPiecesEqualsEncodingAtOnce) {
 
 TEST(HostCodec, EncodingWritesItsUnitsAndNothingElse) {
   for (const Codec& codec : AllCodecs()) {
-    const int units = SomeUnits(codec);
-    const auto size = static_cast<std::size_t>(units * UnitSizeOf(codec, kDim).total());
+    const int units = SomeUnits(codec), dim = testing::SomeDim(codec);
+    const auto size = static_cast<std::size_t>(units * UnitSizeOf(codec, dim).total());
     for (const ElementType type : kSources) {
-      const auto source = RandomRows(type, std::int64_t{units} * UnitTokens(codec));
+      const auto source = RandomRows(type, std::int64_t{units} * UnitTokens(codec), dim);
       // Two canaries: a byte that keeps both was never written.
       Bytes written(size, std::byte{0});
       for (const std::byte canary : {kCanary, ~kCanary}) {
         Bytes out(size + 2 * kGuard, canary);
-        EncodeOnHost({codec, kDim, 1.0f, source.View(), units, out.data() + kGuard});
+        EncodeOnHost({codec, dim, 1.0f, source.View(), units, out.data() + kGuard});
         for (std::size_t i = 0; i < kGuard; ++i) {
           ASSERT_EQ(out[i], canary) << NameOf(codec);
           ASSERT_EQ(out[kGuard + size + i], canary) << NameOf(codec);
@@ -110,23 +111,25 @@ struct Read {
 };
 Read ReadRange(const Codec& codec, const Bytes& stored, ElementType type, std::int64_t first,
                std::int64_t tokens) {
-  constexpr std::int64_t kStride = kDim + 8;
+  const int dim = testing::SomeDim(codec);
+  const std::int64_t stride = dim + 8;
   Read read{
-      Bytes(2 * kGuard + static_cast<std::size_t>(tokens * kStride * ElementBytes(type)), kCanary)};
+      Bytes(2 * kGuard + static_cast<std::size_t>(tokens * stride * ElementBytes(type)), kCanary)};
   read.saturated = DecodeOnHost({.codec = codec,
-                                 .dim = kDim,
+                                 .dim = dim,
                                  .scale = 0.5f,
                                  .in = stored.data(),
                                  .first_token = first,
                                  .tokens = tokens,
                                  .out_scale = 0.25f,
-                                 .out = {read.bytes.data() + kGuard, type, kStride}});
+                                 .out = {read.bytes.data() + kGuard, type, stride}});
   return read;
 }
 
 // Rows of a read without gaps and guards; checks that those were left alone.
-Bytes RowsOf(const Read& read, ElementType type) {
-  const std::size_t row = kDim * static_cast<std::size_t>(ElementBytes(type));
+Bytes RowsOf(const Read& read, ElementType type, int dim) {
+  const std::size_t row =
+      static_cast<std::size_t>(dim) * static_cast<std::size_t>(ElementBytes(type));
   const std::size_t stride = row + 8 * static_cast<std::size_t>(ElementBytes(type));
   Bytes rows;
   for (std::size_t i = 0; i < read.bytes.size(); ++i) {
@@ -145,18 +148,20 @@ TEST(HostCodec, ReadOfARangeIsASliceOfTheWhole) {
   std::mt19937 random(11);
   for (const Codec& codec : AllCodecs()) {
     const std::int64_t tokens = std::int64_t{SomeUnits(codec)} * UnitTokens(codec);
-    const Bytes stored = Encode(codec, RandomRows(ElementType::kBf16, tokens), 0.5f);
+    const int dim = testing::SomeDim(codec);
+    const Bytes stored = Encode(codec, RandomRows(ElementType::kBf16, tokens, dim), 0.5f);
     for (const ElementType type : kOutputs) {
       SCOPED_TRACE(NameOf(codec) + " as " + ElementName(type));
-      const std::size_t row = kDim * static_cast<std::size_t>(ElementBytes(type));
-      const Bytes whole = RowsOf(ReadRange(codec, stored, type, 0, tokens), type);
+      const std::size_t row =
+          static_cast<std::size_t>(dim) * static_cast<std::size_t>(ElementBytes(type));
+      const Bytes whole = RowsOf(ReadRange(codec, stored, type, 0, tokens), type, dim);
       ASSERT_EQ(whole.size(), static_cast<std::size_t>(tokens) * row);
       for (int trial = 0; trial < 8; ++trial) {
         // The first trials begin around a unit boundary.
         const std::int64_t first = trial < 3 ? UnitTokens(codec) + trial - 1
                                              : static_cast<std::int64_t>(random()) % tokens;
         const std::int64_t count = static_cast<std::int64_t>(random()) % (tokens - first + 1);
-        const Bytes part = RowsOf(ReadRange(codec, stored, type, first, count), type);
+        const Bytes part = RowsOf(ReadRange(codec, stored, type, first, count), type, dim);
         const auto from = whole.begin() + first * static_cast<std::int64_t>(row);
         ASSERT_EQ(part, Bytes(from, from + count * static_cast<std::int64_t>(row)))
             << "tokens " << first << " + " << count;
@@ -169,14 +174,16 @@ TEST(HostCodec, ReadOfARangeIsASliceOfTheWhole) {
 TEST(HostCodec, OutputsAreTheFp32ReadRounded) {
   for (const Codec& codec : AllCodecs()) {
     const std::int64_t tokens = UnitTokens(codec);
-    auto source = RandomRows(ElementType::kFp32, tokens);
-    source.Set(0, 3, 30000.0f);  // times 0.5 / 0.25 beyond what E4M3 holds
+    const int dim = testing::SomeDim(codec);
+    auto source = RandomRows(ElementType::kFp32, tokens, dim);
+    // Times 0.5 / 0.25 beyond what E4M3 holds.
+    source.Set(0, 3, std::min(30000.0f, MagnitudeLimit(codec, dim)));
     const Bytes stored = Encode(codec, source, 0.5f);
-    const auto values = testing::Decode(codec, kDim, stored, 0, tokens, 0.5f);
+    const auto values = testing::Decode(codec, dim, stored, 0, tokens, 0.5f);
     for (const ElementType type : kOutputs) {
       if (type == codec.element && codec.id == CodecId::kRaw) continue;
       const Read read = ReadRange(codec, stored, type, 0, tokens);
-      const Bytes rows = RowsOf(read, type);
+      const Bytes rows = RowsOf(read, type, dim);
       std::uint64_t saturated = 0;
       VisitElement(type, [&](auto element) {
         using T = decltype(element);
@@ -214,7 +221,7 @@ TEST(HostCodec, ValuesOfTheSourcesTypeAreKeptBitForBit) {
     const Codec codec{.id = CodecId::kRaw, .element = type};
     const Bytes stored = Encode(codec, source);
     EXPECT_EQ(std::memcmp(stored.data(), source.View().data, stored.size()), 0);
-    EXPECT_EQ(RowsOf(ReadRange(codec, stored, type, 0, 3), type), stored);
+    EXPECT_EQ(RowsOf(ReadRange(codec, stored, type, 0, 3), type, kDim), stored);
   }
 }
 

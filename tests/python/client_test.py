@@ -1,13 +1,7 @@
 """The Python client against a real kvtierd."""
 
-import json
-import os
 import pathlib
-import signal
-import subprocess
 import sys
-import tempfile
-import time
 import unittest
 
 try:
@@ -18,30 +12,20 @@ except ImportError as missing:
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "python"))
 import kvtier
+from live_server import LiveServer
 
 LAYERS, HEADS, DIM, TOKENS = 3, 4, 64, 300
 SHAPE = [kvtier.Layer(HEADS, DIM)] * LAYERS
 
 
 def setUpModule():
-    global process, folder, address
-    folder = tempfile.TemporaryDirectory()
-    ready = pathlib.Path(folder.name) / "ready.json"
-    command = [os.environ["KVTIER_KVTIERD"], "--listen=127.0.0.1:0", "--health-listen=127.0.0.1:0", "--metrics-listen="]
-    environment = {k: v for k, v in os.environ.items() if not k.startswith("KVTIER_")}
-    process = subprocess.Popen([*command, "--memory=64MiB", "--log-level=error", f"--ready-file={ready}"], env=environment)
-    deadline = time.monotonic() + 30
-    while not ready.exists():
-        if process.poll() is not None or time.monotonic() > deadline:
-            raise RuntimeError("kvtierd did not get ready")
-        time.sleep(0.01)
-    address = json.loads(ready.read_text())["listen"]
+    global server, address
+    server = LiveServer()
+    address = server.address
 
 
 def tearDownModule():
-    process.send_signal(signal.SIGTERM)
-    process.wait(timeout=30)
-    folder.cleanup()
+    server.stop()
 
 
 def random_kv(dtype="bfloat16", shape=(TOKENS, HEADS, DIM)):

@@ -1,0 +1,35 @@
+#pragma once
+
+#include <cstddef>
+#include <memory>
+
+#include "kernels/codec.h"
+
+namespace kvtier::kernels {
+
+// How fast this thread encodes and decodes, on 16-bit data in heads of [128 tokens, head dim]. Data
+// that is much larger than the cache gives what a server sees. Not thread-safe.
+class CodecSpeed {
+ public:
+  // Takes three times `bytes` and touches them, so that no page fault is timed. source: 16 bits.
+  CodecSpeed(std::size_t bytes, ElementType source);
+
+  // Each runs once over all data. GB of 16-bit data a second of this thread's CPU time: where
+  // others share the machine, their turns do not count.
+  double Copy();
+  double Encode(const Codec& codec);
+  double Decode(const Codec& codec);  // what Encode(codec) stored
+
+  // 128, or the least that the codec takes.
+  static int DimFor(const Codec& codec);
+
+ private:
+  std::size_t HeadBytes(const Codec& codec) const;
+  std::size_t StoredHeadBytes(const Codec& codec) const;
+
+  const std::size_t bytes_;
+  const std::unique_ptr<std::byte[]> values_, stored_, read_;
+  const ElementType source_;
+};
+
+}  // namespace kvtier::kernels

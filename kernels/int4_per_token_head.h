@@ -1,0 +1,99 @@
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+
+#include "kernels/codec.h"
+#include "kernels/hadamard.h"
+#include "kernels/row.h"
+
+// `int4_per_token_head`, vLLM's rotated 4-bit cell (v1/attention/ops/int4_per_token_head.py): the
+// row times fixed random signs, through a Hadamard transform without a factor, rounded to the
+// source type; then asymmetric 4-bit codes with a scale a row, whose lowest 4 mantissa bits hold
+// the zero point. A row is [dim / 2] bytes of codes, the even channel in the low bits, then the
+// fp32 word. A GPU's transform adds in another order: bytes are equal within the error bound only.
+namespace kvtier::kernels {
+
+// +1 where the bit is set, channel 0 in the lowest: bit 23 of each output of the Mersenne twister
+// seeded with 0x9e3779b9, inverted, which is how torch's CPU generator draws Bernoulli(0.5).
+KVT_HD bool RotationSign(int channel) {
+  constexpr std::uint32_t kSigns[kMaxHeadDim / 32] = {
+      0x6573590du, 0x808035b1u, 0xa6443d6cu, 0x6b7f5438u, 0x4aa48b81u, 0xabafc441u, 0x320b9848u,
+      0xfa2043a0u, 0x4d6e1c33u, 0xa8a9c7cbu, 0x1b951ddau, 0x9803b359u, 0x3038796eu, 0xcd26200eu,
+      0xc9a02476u, 0x8a9dacb9u, 0x99751b1cu, 0x26308c56u, 0x14ff7d49u, 0xf35c904bu, 0x1d618cccu,
+      0x5af2c8c0u, 0xf0c30314u, 0xe2abe201u, 0x4d1b30fau, 0xe1cd2a78u, 0xdc888e53u, 0x3878d702u,
+      0xb411a56fu, 0xa95bf25fu, 0x446bab0fu, 0x0997f98bu};
+  return (kSigns[channel / 32] >> (channel % 32) & 1u) != 0;
+}
+
+KVT_HD void ApplyRotationSigns(float* x, int dim) {
+  for (int c = 0; c < dim; ++c) {
+    x[c] = FromBits(Bits(x[c]) ^ (RotationSign(c) ? 0u : 0x80000000u));
+  }
+}
+
+struct Int4PerTokenHead {
+  static constexpr std::uint32_t kZeroPointBits = 0xfu;
+
+  // The value in the type that the row came in.
+  KVT_HD static float Rounded(float x, ElementType type) {
+    if (type == ElementType::kBf16) return ToFloat(Saturate<Bf16>(x));
+    if (type == ElementType::kFp16) return ToFloat(Saturate<Fp16>(x));
+    return x;
+  }
+
+  // Returns how many values saturated: in the source type after the transform, or, where the
+  // transformed row lies so far to one side of 0 that the zero point can't reach it, in their code.
+  KVT_HD static std::uint32_t Encode(const float* x, int dim, ElementType source,
+                                     std::uint8_t* row) {
+    float y[kMaxHeadDim];
+    y[0] = 0.0f;  // the compiler doesn't know that rows are never empty
+    for (int c = 0; c < dim; ++c) y[c] = x[c];
+    ApplyRotationSigns(y, dim);
+    Hadamard(y, dim);
+    std::uint32_t saturated = 0;
+    float minimum = y[0], maximum = y[0];
+    for (int c = 0; c < dim; ++c) {
+      saturated += source == ElementType::kFp16 && Overflows<Fp16>(y[c]) ? 1u : 0u;
+      y[c] = Rounded(y[c], source);
+    }
+    for (int c = 0; c < dim; ++c) {
+      minimum = y[c] < minimum ? y[c] : minimum;
+      maximum = y[c] > maximum ? y[c] : maximum;
+    }
+    // Halves, so that the difference can't overflow.
+    const float measured = (maximum * 0.5f - minimum * 0.5f) / 7.5f;
+    const float scale = measured > 1e-6f ? measured : 1e-6f;
+    const auto zero_point = static_cast<int>(Clamp(-minimum / scale + 0.5f, 15.5f));
+    const float inverse = 1.0f / scale;
+    std::uint8_t codes[kMaxHeadDim];
+    for (int c = 0; c < dim; ++c) {
+      const float code = y[c] * inverse + static_cast<float>(zero_point);
+      codes[c] = static_cast<std::uint8_t>(static_cast<int>(Clamp(code + 0.5f, 15.5f)));
+      saturated += code < -1.0f || code > 16.0f ? 1u : 0u;
+    }
+    for (int i = 0; i < dim / 2; ++i)
+      row[i] = static_cast<std::uint8_t>(codes[2 * i] | codes[2 * i + 1] << 4);
+    const std::uint32_t word =
+        (Bits(scale) & ~kZeroPointBits) | static_cast<std::uint32_t>(zero_point);
+    std::memcpy(row + dim / 2, &word, sizeof word);
+    return saturated;
+  }
+
+  KVT_HD static void Decode(const std::uint8_t* row, int dim, float* out) {
+    std::uint32_t word;
+    std::memcpy(&word, row + dim / 2, sizeof word);
+    const auto zero_point = static_cast<int>(word & kZeroPointBits);
+    const float scale = FromBits(word & ~kZeroPointBits);
+    for (int i = 0; i < dim / 2; ++i) {
+      out[2 * i] = static_cast<float>((row[i] & 15) - zero_point) * scale;
+      out[2 * i + 1] = static_cast<float>((row[i] >> 4) - zero_point) * scale;
+    }
+    Hadamard(out, dim);
+    const float factor = 1.0f / static_cast<float>(HadamardBlock(dim));
+    for (int c = 0; c < dim; ++c) out[c] *= factor;
+    ApplyRotationSigns(out, dim);
+  }
+};
+
+}  // namespace kvtier::kernels
