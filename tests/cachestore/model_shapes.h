@@ -55,15 +55,16 @@ inline void SuitTo(const std::string& kv_cache_dtype, ModelSpec& spec) {
   }
 }
 
-// The largest magnitude that every layer takes, and no more than the test data's own.
+// A magnitude that every layer takes, rounded to any source type, and no more than the test data's
+// own.
 inline float LargestFor(const std::string& kv_cache_dtype, const ModelSpec& spec) {
   const Format format = ParseFormat(kv_cache_dtype).value();
   float largest = 30000.0f;
   for (const LayerSpec& layer : spec.layers) {
     const kernels::Codec k = KFormat(format, spec.source, 16).codec;
     const kernels::Codec v = VFormat(format, spec.source, 16).codec;
-    largest = std::min(largest, kernels::MagnitudeLimit(k, layer.k_head_dim));
-    largest = std::min(largest, kernels::MagnitudeLimit(v, layer.v_head_dim));
+    largest = std::min(largest, 0.99f * kernels::MagnitudeLimit(k, layer.k_head_dim));
+    largest = std::min(largest, 0.99f * kernels::MagnitudeLimit(v, layer.v_head_dim));
   }
   return largest;
 }
