@@ -19,7 +19,12 @@ using nlohmann::json;
 
 constexpr std::uint64_t kMaxLayers = 1 << 16;
 constexpr std::uint64_t kMaxExtent = 1 << 24;  // heads, dims, windows
-constexpr std::size_t kMaxQuoted = 80;         // bytes of a wrong value that a message repeats
+constexpr std::uint64_t kMaxPositions = std::uint64_t{1} << 40;
+constexpr std::size_t kMaxQuoted = 80;  // bytes of a wrong value that a message repeats
+
+// The cell that engines keep for MLA with a sparse indexer (DeepSeek-V3.2) where no format is asked
+// for: latent as FP8, rope as bf16.
+constexpr char kSparseMlaFormat[] = "fp8_ds_mla";
 
 // Each of these, when set, lays the cache out in a way that the fields read below don't tell.
 constexpr std::array kRefused = {"attn_config",
@@ -32,7 +37,6 @@ constexpr std::array kRefused = {"attn_config",
                                  "full_attention_interval",
                                  "global_head_dim",
                                  "hybrid_override_pattern",
-                                 "index_head_dim",
                                  "is_encoder_decoder",
                                  "layers_block_type",
                                  "linear_attn_config",
@@ -278,9 +282,44 @@ absl::Status AddLayers(const Fields& fields, v1::ModelSpec& spec) {
   return absl::OkStatus();
 }
 
+// DeepSeek-V3.2's indexer keeps keys of its own beside an MLA cache, and its engines keep that
+// cache as FP8. Beside any other cache an indexer is not known.
+absl::Status ReadIndexer(const Fields& fields, ModelConfig& config) {
+  KVT_ASSIGN_OR_RETURN(const std::optional<std::uint64_t> dim,
+                       fields.Count("index_head_dim", kMaxExtent));
+  if (!dim && fields.Text("model_type") != "deepseek_v32") return absl::OkStatus();
+  if (fields.Find("kv_lora_rank") == nullptr) {
+    return Invalid(
+        fmt::format("index_head_dim is {}; an indexer is supported beside MLA alone, and "
+                    "kv_lora_rank is missing",
+                    dim ? fmt::format("{}", *dim) : "missing"));
+  }
+  config.engine_dtype = kSparseMlaFormat;
+  config.notices.push_back(
+      fmt::format("engines keep this model's cache as {0} where no format is asked for, so auto is "
+                  "{0}; bfloat16 keeps 16 bit",
+                  kSparseMlaFormat));
+  config.notices.push_back(
+      fmt::format("the keys of its sparse indexer{} are not part of the cache that is stored",
+                  dim ? fmt::format(" (index_head_dim {})", *dim) : ""));
+  return absl::OkStatus();
+}
+
+// The weights' quantization says nothing of the cache; a scheme for the cache itself is told, for
+// engines follow it.
+void ReadQuantization(const Fields& fields, ModelConfig& config) {
+  const json* quantization = fields.Find("quantization_config");
+  if (quantization == nullptr || !quantization->is_object()) return;
+  if (Fields(*quantization).Find("kv_cache_scheme") == nullptr) return;
+  config.notices.emplace_back(
+      "quantization_config.kv_cache_scheme is set: engines keep this checkpoint's cache as FP8; "
+      "auto "
+      "is the source dtype here, fp8_e4m3 is what they do");
+}
+
 }  // namespace
 
-absl::StatusOr<v1::ModelSpec> SpecFromConfig(const std::string& text) {
+absl::StatusOr<ModelConfig> ParseModelConfig(const std::string& text) {
   const json root = json::parse(text, nullptr, /*allow_exceptions=*/false);
   if (!root.is_object()) return Invalid("the config is not a JSON object");
   const Fields outer(root);
@@ -289,12 +328,21 @@ absl::StatusOr<v1::ModelSpec> SpecFromConfig(const std::string& text) {
   const Fields inner(nested == nullptr ? root : *nested);
   KVT_RETURN_IF_ERROR(CheckRefused(outer));
   KVT_RETURN_IF_ERROR(CheckRefused(inner));
-  v1::ModelSpec spec;
+  ModelConfig config;
   KVT_ASSIGN_OR_RETURN(const v1::DType dtype, SourceDtype(inner, outer));
-  spec.set_source_dtype(dtype);
-  spec.set_k_rope(v1::ROPE_STATE_AFTER);
-  KVT_RETURN_IF_ERROR(AddLayers(inner, spec));
-  return spec;
+  config.spec.set_source_dtype(dtype);
+  config.spec.set_k_rope(v1::ROPE_STATE_AFTER);
+  KVT_RETURN_IF_ERROR(AddLayers(inner, config.spec));
+  KVT_RETURN_IF_ERROR(ReadIndexer(inner, config));
+  ReadQuantization(outer, config);
+  KVT_ASSIGN_OR_RETURN(const std::optional<std::uint64_t> positions,
+                       inner.Count("max_position_embeddings", kMaxPositions));
+  config.max_position_embeddings = positions.value_or(0);
+  return config;
+}
+
+std::string ResolveAuto(const ModelConfig& config, const std::string& kv_cache_dtype) {
+  return kv_cache_dtype.empty() || kv_cache_dtype == "auto" ? config.engine_dtype : kv_cache_dtype;
 }
 
 }  // namespace kvtier::client

@@ -8,7 +8,6 @@
 #include <utility>
 
 #include "cachestore/base/status_macros.h"
-#include "client/model_config.h"
 
 namespace kvtier::client {
 namespace {
@@ -57,15 +56,15 @@ absl::Status MatchNumber(const std::string& what, std::uint64_t file, std::uint6
 
 }  // namespace
 
-absl::StatusOr<v1::ModelSpec> SpecFromConfigFile(const std::string& path) {
+absl::StatusOr<ModelConfig> ReadModelConfig(const std::string& path) {
   KVT_ASSIGN_OR_RETURN(const std::string text, ReadText(path));
-  absl::StatusOr<v1::ModelSpec> spec = SpecFromConfig(text);
-  if (!spec.ok()) {
+  absl::StatusOr<ModelConfig> config = ParseModelConfig(text);
+  if (!config.ok()) {
     return absl::InvalidArgumentError(
-        fmt::format("{}: {}", path, std::string(spec.status().message())));
+        fmt::format("{}: {}", path, std::string(config.status().message())));
   }
-  spec->set_name(NameFromPath(path));
-  return spec;
+  config->spec.set_name(NameFromPath(path));
+  return config;
 }
 
 v1::ModelSpec SpecFromKvFile(const KvFile& file) {

@@ -5,13 +5,14 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "client/kv_file.h"
+#include "client/model_config.h"
 #include "kvtier/v1/kv_tier.pb.h"
 
 namespace kvtier::client {
 
-// SpecFromConfig of a file; errors start with its path. The name is the file's without its ending,
-// or the folder's where the file is called config.json.
-absl::StatusOr<v1::ModelSpec> SpecFromConfigFile(const std::string& path);
+// ParseModelConfig of a file; errors start with its path. The spec's name is the file's without its
+// ending, or the folder's where the file is called config.json.
+absl::StatusOr<ModelConfig> ReadModelConfig(const std::string& path);
 
 // From the shapes in a file: every layer is full attention, or MLA if it has no V. The name is the
 // file's, without its ending.

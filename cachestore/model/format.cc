@@ -215,6 +215,14 @@ absl::StatusOr<Format> ParseFormat(const std::string& kv_cache_dtype) {
   return *format;
 }
 
+std::vector<std::string> FormatNames() {
+  std::vector<std::string> names;
+  for (const Named& named : Names()) {
+    if (FormatName(named.format) == named.name) names.emplace_back(named.name);
+  }
+  return names;
+}
+
 std::string FormatName(const Format& format) {
   Format plain = format;  // without options
   plain.page_scale = plain.e4m3_scales = false;

@@ -36,6 +36,9 @@ std::vector<std::string> FormatNames();
 // INVALID_ARGUMENT lists what there is.
 absl::StatusOr<Format> ParseFormat(const std::string& kv_cache_dtype);
 
+// The formats that have a name, each by its shortest, in the order in which they are listed.
+std::vector<std::string> FormatNames();
+
 // The shortest name that ParseFormat takes for this format.
 std::string FormatName(const Format& format);
 

@@ -16,7 +16,6 @@ namespace {
 
 using nlohmann::json;
 
-constexpr int kMaxHeads = 1024;
 // Of all layers together: a sequence keeps 16 bytes of index for each, outside the budget.
 constexpr std::int64_t kMaxHeadsTogether = std::int64_t{1} << 16;
 constexpr std::size_t kMaxName = 256;

@@ -58,6 +58,7 @@ struct ModelRequest {
 
 // Of one model.
 inline constexpr int kMaxLayers = 1024;
+inline constexpr int kMaxHeads = 1024;  // of a layer
 inline constexpr std::int64_t kDefaultMaxTokens = 32768;
 
 // Everything that can be said of a request before its format is known: names, counts, shapes.

@@ -15,53 +15,69 @@ std::string WithCommas(std::int64_t n) {
   return digits;
 }
 
-MemoryHeld PlanTensor(const TensorModel& tensor, std::int64_t tokens) {
+// Of `tokens` tokens the newest `kept`. The residual counts from the sequence's first token; a
+// group that a window cuts is kept whole.
+MemoryHeld PlanTensor(const TensorModel& tensor, std::int64_t tokens, std::int64_t kept) {
   MemoryHeld held;
   if (tensor.dim() == 0 || tokens == 0) return held;
   const PartLayout& layout = tensor.layout;
-  const std::int64_t codes = tensor.residual.CodeTokens(tokens);
+  const std::int64_t residual = std::min(kept, tensor.residual.ResidualTokens(tokens));
+  const std::int64_t codes = kept - residual;
   const std::int64_t pages = (codes + layout.page_tokens - 1) / layout.page_tokens;
-  const std::int64_t units = codes / layout.unit_tokens * layout.heads;
+  const std::int64_t units = (codes + layout.unit_tokens - 1) / layout.unit_tokens * layout.heads;
   held.use = {.codes = units * layout.unit.codes,
               .scales = units * layout.unit.scales,
-              .residual = (tokens - codes) * layout.heads * tensor.source_row_bytes(),
+              .residual = residual * layout.heads * tensor.source_row_bytes(),
               .header = pages * layout.header_use()};
   held.allocated = pages * layout.bytes + tensor.residual_slot_bytes();
   return held;
 }
 
-// Sums f over every K and V.
+// Sums f(tensor, tokens, tokens kept) over every K and V.
 template <class F>
-auto SumTensors(const Model& model, F f) {
-  decltype(f(model.layers[0].k)) sum{};
+auto SumTensors(const Model& model, std::int64_t tokens, Retention retention, F f) {
+  decltype(f(model.layers[0].k, tokens, tokens)) sum{};
   for (const LayerModel& layer : model.layers) {
-    sum += f(layer.k);
-    sum += f(layer.v);
+    const bool windowed =
+        retention == Retention::kWindow && layer.spec.kind == LayerKind::kSlidingWindow;
+    const std::int64_t kept = windowed ? std::min<std::int64_t>(tokens, layer.spec.window) : tokens;
+    sum += f(layer.k, tokens, kept);
+    sum += f(layer.v, tokens, kept);
   }
   return sum;
 }
 
 }  // namespace
 
-MemoryHeld PlanSequence(const Model& model, std::int64_t tokens) {
-  return SumTensors(model, [&](const TensorModel& tensor) { return PlanTensor(tensor, tokens); });
+MemoryHeld PlanSequence(const Model& model, std::int64_t tokens, Retention retention) {
+  return SumTensors(model, tokens, retention, PlanTensor);
 }
 
-MemoryHeld PlanSealed(const Model& model, std::int64_t tokens) {
-  return SumTensors(model, [&](const TensorModel& tensor) {
-    MemoryHeld held = PlanTensor(tensor, tokens);
-    if (tokens > 0 && held.use.residual == 0) held.allocated -= tensor.residual_slot_bytes();
-    return held;
-  });
+MemoryHeld PlanSealed(const Model& model, std::int64_t tokens, Retention retention) {
+  return SumTensors(model, tokens, retention,
+                    [](const TensorModel& tensor, std::int64_t length, std::int64_t kept) {
+                      MemoryHeld held = PlanTensor(tensor, length, kept);
+                      if (length > 0 && held.use.residual == 0)
+                        held.allocated -= tensor.residual_slot_bytes();
+                      return held;
+                    });
 }
 
-std::int64_t TokensThatFit(const Model& model, std::int64_t free) {
+std::int64_t SourceBytes(const Model& model, std::int64_t tokens, Retention retention) {
+  return SumTensors(model, tokens, retention,
+                    [](const TensorModel& tensor, std::int64_t, std::int64_t kept) {
+                      return kept * tensor.heads() * tensor.source_row_bytes();
+                    });
+}
+
+std::int64_t TokensThatFit(const Model& model, std::int64_t free, Retention retention) {
   const auto fits = [&](std::int64_t tokens) {
-    return PlanSequence(model, tokens).allocated <= free;
+    return PlanSequence(model, tokens, retention).allocated <= free;
   };
   std::int64_t low = 0;
   std::int64_t high = 1;
-  while (fits(high)) high *= 2;
+  while (high < kAnyTokens && fits(high)) high *= 2;
+  if (high == kAnyTokens && fits(high)) return kAnyTokens;
   while (high - low > 1) {
     const std::int64_t middle = low + (high - low) / 2;
     (fits(middle) ? low : high) = middle;
@@ -69,24 +85,25 @@ std::int64_t TokensThatFit(const Model& model, std::int64_t free) {
   return low;
 }
 
-std::int64_t SequencesThatFit(const Model& model, std::int64_t tokens, std::int64_t free) {
-  const std::int64_t each = PlanSequence(model, tokens).allocated;
+std::int64_t SequencesThatFit(const Model& model, std::int64_t tokens, std::int64_t free,
+                              Retention retention) {
+  const std::int64_t each = PlanSequence(model, tokens, retention).allocated;
   return each > 0 && free > 0 ? free / each : 0;
 }
 
-double CompressionRatio(const Model& model, std::int64_t tokens) {
-  const std::int64_t stored = PlanSealed(model, tokens).allocated;
-  return stored == 0
-             ? 0.0
-             : static_cast<double>(tokens) * static_cast<double>(model.source_bytes_per_token) /
-                   static_cast<double>(stored);
+double CompressionRatio(const Model& model, std::int64_t tokens, Retention retention) {
+  const std::int64_t stored = PlanSealed(model, tokens, retention).allocated;
+  return stored == 0 ? 0.0
+                     : static_cast<double>(SourceBytes(model, tokens, retention)) /
+                           static_cast<double>(stored);
 }
 
-CapacityFigures PlanCapacity(const Model& model, std::int64_t budget, std::int64_t max_tokens) {
+CapacityFigures PlanCapacity(const Model& model, std::int64_t budget, std::int64_t max_tokens,
+                             Retention retention) {
   if (max_tokens == 0) max_tokens = model.max_tokens;
   CapacityFigures figures;
-  figures.concurrency =
-      static_cast<double>(budget) / static_cast<double>(PlanSequence(model, max_tokens).allocated);
+  figures.concurrency = static_cast<double>(budget) /
+                        static_cast<double>(PlanSequence(model, max_tokens, retention).allocated);
   figures.tokens = static_cast<std::int64_t>(figures.concurrency * static_cast<double>(max_tokens));
   figures.line = fmt::format(
       "KV cache size: {} tokens, Maximum concurrency for {} tokens per request: {:.2f}x",
@@ -95,9 +112,11 @@ CapacityFigures PlanCapacity(const Model& model, std::int64_t budget, std::int64
 }
 
 std::int64_t OnePageOfEveryLayer(const Model& model) {
-  return SumTensors(model, [](const TensorModel& tensor) {
-    return tensor.dim() == 0 ? std::int64_t{0} : tensor.layout.bytes + tensor.residual_slot_bytes();
-  });
+  return SumTensors(model, 1, Retention::kAll,
+                    [](const TensorModel& tensor, std::int64_t, std::int64_t) {
+                      return tensor.dim() == 0 ? std::int64_t{0}
+                                               : tensor.layout.bytes + tensor.residual_slot_bytes();
+                    });
 }
 
 }  // namespace kvtier::cachestore

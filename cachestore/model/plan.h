@@ -10,20 +10,38 @@
 // come from the same layouts and residual rules. Pure functions.
 namespace kvtier::cachestore {
 
+// Which tokens a sliding-window layer keeps.
+enum class Retention {
+  kAll,     // every one, as the store does
+  kWindow,  // the newest that its window sees: min(T, window) of T
+};
+
 // What one sequence of `tokens` committed tokens holds, and the most that it held on its way there.
-MemoryHeld PlanSequence(const Model& model, std::int64_t tokens);
+MemoryHeld PlanSequence(const Model& model, std::int64_t tokens,
+                        Retention retention = Retention::kAll);
 
 // What it holds once it is sealed: residual slots that are empty then are given back.
-MemoryHeld PlanSealed(const Model& model, std::int64_t tokens);
+MemoryHeld PlanSealed(const Model& model, std::int64_t tokens,
+                      Retention retention = Retention::kAll);
 
-// The longest sequence that can be appended into `free` bytes.
-std::int64_t TokensThatFit(const Model& model, std::int64_t free);
+// What the tokens that it keeps would take in the source dtype.
+std::int64_t SourceBytes(const Model& model, std::int64_t tokens,
+                         Retention retention = Retention::kAll);
+
+// A length that no budget bounds: with Retention::kWindow, where every layer has a window.
+inline constexpr std::int64_t kAnyTokens = std::int64_t{1} << 40;
+
+// The longest sequence that can be appended into `free` bytes; kAnyTokens at most.
+std::int64_t TokensThatFit(const Model& model, std::int64_t free,
+                           Retention retention = Retention::kAll);
 
 // How many sequences of `tokens` tokens fit into `free` bytes.
-std::int64_t SequencesThatFit(const Model& model, std::int64_t tokens, std::int64_t free);
+std::int64_t SequencesThatFit(const Model& model, std::int64_t tokens, std::int64_t free,
+                              Retention retention = Retention::kAll);
 
 // Source bytes over all bytes that a sealed sequence of this length takes; 0 for no tokens.
-double CompressionRatio(const Model& model, std::int64_t tokens);
+double CompressionRatio(const Model& model, std::int64_t tokens,
+                        Retention retention = Retention::kAll);
 
 // What vLLM logs of its cache, of an empty store: concurrency is the budget over one request of
 // max_tokens, and tokens is that many requests' worth.
@@ -34,7 +52,8 @@ struct CapacityFigures {
       line;  // "KV cache size: N tokens, Maximum concurrency for M tokens per request: C.CCx"
 };
 // `max_tokens` 0: the model's own.
-CapacityFigures PlanCapacity(const Model& model, std::int64_t budget, std::int64_t max_tokens = 0);
+CapacityFigures PlanCapacity(const Model& model, std::int64_t budget, std::int64_t max_tokens = 0,
+                             Retention retention = Retention::kAll);
 
 // One page of every layer: the least that a budget must hold.
 std::int64_t OnePageOfEveryLayer(const Model& model);

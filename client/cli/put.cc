@@ -64,11 +64,21 @@ absl::Status AddScales(const PutFlags& flags, v1::RegisterModelRequest& request)
   return absl::OkStatus();
 }
 
-absl::StatusOr<v1::RegisterModelRequest> ModelRequest(const PutFlags& flags, const KvFile& file) {
+struct ModelToPut {
   v1::RegisterModelRequest request;
+  std::vector<std::string> notices;  // of its config.json
+};
+
+absl::StatusOr<ModelToPut> ModelOf(const PutFlags& flags, const KvFile& file) {
+  ModelToPut model;
+  v1::RegisterModelRequest& request = model.request;
   *request.mutable_spec() = SpecFromKvFile(file);
+  request.mutable_policy()->set_kv_cache_dtype(flags.kv_cache_dtype);
   if (!flags.model.empty()) {
-    KVT_ASSIGN_OR_RETURN(*request.mutable_spec(), SpecFromConfigFile(flags.model));
+    KVT_ASSIGN_OR_RETURN(ModelConfig config, ReadModelConfig(flags.model));
+    *request.mutable_spec() = config.spec;
+    request.mutable_policy()->set_kv_cache_dtype(ResolveAuto(config, flags.kv_cache_dtype));
+    model.notices = std::move(config.notices);
     if (const absl::Status match = MatchSpec(file, *request.mutable_spec()); !match.ok()) {
       return absl::InvalidArgumentError(fmt::format("{} does not hold the model of {}: {}",
                                                     flags.file, flags.model,
@@ -76,27 +86,30 @@ absl::StatusOr<v1::RegisterModelRequest> ModelRequest(const PutFlags& flags, con
     }
   }
   if (!flags.model_name.empty()) request.mutable_spec()->set_name(flags.model_name);
-  request.mutable_policy()->set_kv_cache_dtype(flags.kv_cache_dtype);
   for (const std::string& skip : flags.skip_layers) {
     request.mutable_policy()->add_kv_cache_dtype_skip_layers(skip);
   }
   request.set_page_tokens(flags.page_tokens);
   request.set_max_tokens(flags.max_tokens);
   KVT_RETURN_IF_ERROR(AddScales(flags, request));
-  return request;
+  return model;
 }
 
 struct PutResult {
   v1::RegisterModelResponse model;
   UploadReport upload;
   v1::DescribeResponse stored;
+  std::vector<std::string> notices;
 };
 
 absl::StatusOr<PutResult> Run(const Session& session, const PutFlags& flags, const KvFile& file,
-                              const v1::RegisterModelRequest& request) {
+                              const ModelToPut& model) {
   PutResult result;
+  result.notices = model.notices;
   KVT_ASSIGN_OR_RETURN(const std::unique_ptr<Client> client, session.Connect());
-  KVT_ASSIGN_OR_RETURN(result.model, client->RegisterModel(request));
+  KVT_ASSIGN_OR_RETURN(result.model, client->RegisterModel(model.request));
+  result.notices.insert(result.notices.end(), result.model.notices().begin(),
+                        result.model.notices().end());
   UploadOptions options;
   v1::AppendOpen& open = options.append.open;
   open.set_namespace_(session.flags().name_space);
@@ -166,8 +179,7 @@ std::string ToJsonText(const PutResult& result, const KvFile& file) {
   json["capacity_line"] = result.model.capacity_line();
   json["capacity_tokens"] = result.model.capacity_tokens();
   json["scales_line"] = result.model.scales_line();
-  json["notices"] = nlohmann::ordered_json::array();
-  for (const std::string& notice : result.model.notices()) json["notices"].push_back(notice);
+  json["notices"] = result.notices;
   json["ignored_tensors"] = file.ignored_tensors();
   return JsonLine(json);
 }
@@ -205,16 +217,16 @@ std::string ToText(const PutResult& result, const KvFile& file) {
   for (const std::string& line : {result.model.capacity_line(), result.model.scales_line()}) {
     if (!line.empty()) text += line + "\n";
   }
-  for (const std::string& notice : result.model.notices()) text += "notice: " + notice + "\n";
+  for (const std::string& notice : result.notices) text += "notice: " + notice + "\n";
   return text;
 }
 
 int Put(const Session& session, const PutFlags& flags) {
   const absl::StatusOr<KvFile> file = KvFile::Open(flags.file);
   if (!file.ok()) return session.BadUsage(file.status());
-  const absl::StatusOr<v1::RegisterModelRequest> request = ModelRequest(flags, *file);
-  if (!request.ok()) return session.BadUsage(request.status());
-  const absl::StatusOr<PutResult> result = Run(session, flags, *file, *request);
+  const absl::StatusOr<ModelToPut> model = ModelOf(flags, *file);
+  if (!model.ok()) return session.BadUsage(model.status());
+  const absl::StatusOr<PutResult> result = Run(session, flags, *file, *model);
   if (!result.ok()) return session.Refused(result.status());
   session.terminal().out << (session.flags().json ? ToJsonText(*result, *file)
                                                   : ToText(*result, *file));

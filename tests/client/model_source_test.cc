@@ -1,5 +1,6 @@
 #include "client/model_source.h"
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -16,7 +17,9 @@ namespace {
 using kvtier::testing::IsOk;
 using kvtier::testing::StatusIs;
 using kvtier::testing::TempDir;
+using ::testing::ElementsAre;
 using ::testing::HasSubstr;
+using ::testing::IsEmpty;
 
 struct Shape {
   std::uint32_t kv_heads;
@@ -60,9 +63,12 @@ TEST(ModelSource, KnowsTheCachesOfWellKnownModels) {
   };
   for (const KnownModel& model : models) {
     SCOPED_TRACE(model.name);
-    const auto spec =
-        SpecFromConfigFile(std::string(KVTIER_TEST_DATA "/configs/") + model.name + ".json");
-    ASSERT_THAT(spec, IsOk());
+    const auto config =
+        ReadModelConfig(std::string(KVTIER_TEST_DATA "/configs/") + model.name + ".json");
+    ASSERT_THAT(config, IsOk());
+    EXPECT_EQ(config->engine_dtype, "auto");
+    EXPECT_THAT(config->notices, IsEmpty());
+    const v1::ModelSpec* spec = &config->spec;
     EXPECT_EQ(spec->name(), model.name);
     EXPECT_EQ(spec->source_dtype(), v1::DTYPE_BF16);
     EXPECT_EQ(spec->k_rope(), v1::ROPE_STATE_AFTER);
@@ -82,24 +88,32 @@ TEST(ModelSource, KnowsTheCachesOfWellKnownModels) {
 // Places of the windowed layers: Gemma's every sixth is full, gpt-oss alternates from a windowed
 // one.
 TEST(ModelSource, PutsWindowsWhereTransformersDoes) {
-  const auto gemma = SpecFromConfigFile(KVTIER_TEST_DATA "/configs/gemma-3-27b.json");
-  const auto oss = SpecFromConfigFile(KVTIER_TEST_DATA "/configs/gpt-oss-20b.json");
+  const auto gemma = ReadModelConfig(KVTIER_TEST_DATA "/configs/gemma-3-27b.json");
+  const auto oss = ReadModelConfig(KVTIER_TEST_DATA "/configs/gpt-oss-20b.json");
   ASSERT_THAT(gemma, IsOk());
   ASSERT_THAT(oss, IsOk());
-  for (int i = 0; i < gemma->layers_size(); ++i) {
-    EXPECT_EQ(gemma->layers(i).kind() == v1::LAYER_KIND_FULL, i % 6 == 5) << i;
+  for (int i = 0; i < gemma->spec.layers_size(); ++i) {
+    EXPECT_EQ(gemma->spec.layers(i).kind() == v1::LAYER_KIND_FULL, i % 6 == 5) << i;
   }
-  for (int i = 0; i < oss->layers_size(); ++i) {
-    EXPECT_EQ(oss->layers(i).kind() == v1::LAYER_KIND_FULL, i % 2 == 1) << i;
+  for (int i = 0; i < oss->spec.layers_size(); ++i) {
+    EXPECT_EQ(oss->spec.layers(i).kind() == v1::LAYER_KIND_FULL, i % 2 == 1) << i;
   }
 }
 
 constexpr char kBase[] =
     R"("num_hidden_layers":4,"num_attention_heads":8,"hidden_size":64,"torch_dtype":"float16")";
 
-absl::StatusOr<v1::ModelSpec> With(const std::string& fields) {
-  return SpecFromConfig("{" + std::string(kBase) + (fields.empty() ? "" : "," + fields) + "}");
+absl::StatusOr<v1::ModelSpec> SpecOf(const std::string& text) {
+  absl::StatusOr<ModelConfig> config = ParseModelConfig(text);
+  if (!config.ok()) return config.status();
+  return config->spec;
 }
+
+std::string ConfigWith(const std::string& fields) {
+  return "{" + std::string(kBase) + (fields.empty() ? "" : "," + fields) + "}";
+}
+
+absl::StatusOr<v1::ModelSpec> With(const std::string& fields) { return SpecOf(ConfigWith(fields)); }
 
 // The kinds of the layers, one letter each: f, s.
 std::string Kinds(const absl::StatusOr<v1::ModelSpec>& spec) {
@@ -152,14 +166,78 @@ TEST(ModelConfig, DtypeMayStandInEitherPlace) {
                            R"("head_dim":8%s},"dtype":"bfloat16"})";
   const auto with = [&text](const std::string& inner) {
     std::string config = text;
-    return SpecFromConfig(config.replace(config.find("%s"), 2, inner));
+    return SpecOf(config.replace(config.find("%s"), 2, inner));
   };
   EXPECT_EQ(with("")->source_dtype(), v1::DTYPE_BF16);
   EXPECT_EQ(with(R"(,"torch_dtype":"torch.float32")")->source_dtype(), v1::DTYPE_FP32);
-  const auto none =
-      SpecFromConfig(R"({"num_hidden_layers":1,"num_attention_heads":2,"head_dim":8})");
+  const auto none = SpecOf(R"({"num_hidden_layers":1,"num_attention_heads":2,"head_dim":8})");
   ASSERT_THAT(none, IsOk());
   EXPECT_EQ(none->source_dtype(), v1::DTYPE_UNSPECIFIED);
+}
+
+// What the weights' quantization says must never reach the cache: AutoAWQ, GPTQ, DeepSeek's FP8,
+// compressed-tensors, bitsandbytes.
+TEST(ModelConfig, TheWeightsQuantizationChangesNothing) {
+  const auto plain = ParseModelConfig(ConfigWith(""));
+  ASSERT_THAT(plain, IsOk());
+  for (const std::string quantization :
+       {R"({"quant_method":"awq","bits":4,"group_size":128,"version":"gemm","zero_point":true})",
+        R"({"quant_method":"gptq","bits":4,"group_size":128,"desc_act":false,"sym":true})",
+        R"({"quant_method":"fp8","fmt":"e4m3","activation_scheme":"dynamic",)"
+        R"("weight_block_size":[128,128]})",
+        R"({"quant_method":"compressed-tensors","kv_cache_scheme":null,)"
+        R"("config_groups":{"group_0":{"weights":{"num_bits":8,"type":"float"}}}})",
+        R"({"quant_method":"bitsandbytes","load_in_4bit":true})", R"("w8a8")"}) {
+    SCOPED_TRACE(quantization);
+    const auto quantized = ParseModelConfig(ConfigWith(R"("quantization_config":)" + quantization));
+    ASSERT_THAT(quantized, IsOk());
+    EXPECT_EQ(quantized->spec.SerializeAsString(), plain->spec.SerializeAsString());
+    EXPECT_EQ(quantized->engine_dtype, "auto");
+    EXPECT_THAT(quantized->notices, IsEmpty());
+  }
+}
+
+// A scheme for the cache itself is told, and no more: its scales are read where they are.
+TEST(ModelConfig, ACacheSchemeIsTold) {
+  const auto config = ParseModelConfig(
+      ConfigWith(R"("quantization_config":{"quant_method":"compressed-tensors",)"
+                 R"("kv_cache_scheme":{"num_bits":8,"type":"float","strategy":"tensor"}})"));
+  ASSERT_THAT(config, IsOk());
+  EXPECT_EQ(config->engine_dtype, "auto");
+  EXPECT_EQ(config->spec.SerializeAsString(), With("")->SerializeAsString());
+  EXPECT_THAT(config->notices, ElementsAre(HasSubstr("kv_cache_scheme")));
+}
+
+TEST(ModelConfig, TellsTheLongestContext) {
+  EXPECT_EQ(ParseModelConfig(ConfigWith(""))->max_position_embeddings, 0u);
+  EXPECT_EQ(
+      ParseModelConfig(ConfigWith(R"("max_position_embeddings":8192)"))->max_position_embeddings,
+      8192u);
+  EXPECT_EQ(ReadModelConfig(KVTIER_TEST_DATA "/configs/gemma-3-27b.json")->max_position_embeddings,
+            131072u);
+}
+
+// DeepSeek-V3.2: its MLA layers are taken, engines keep them as FP8, its indexer is not stored.
+TEST(ModelConfig, SparseMlaIsAutoByItsEnginesFormat) {
+  const std::string mla = R"("kv_lora_rank":512,"qk_rope_head_dim":64)";
+  for (const std::string mark :
+       {R"("model_type":"deepseek_v32","index_head_dim":128,"index_topk":2048)",
+        R"("model_type":"deepseek_v32")", R"("index_head_dim":128)"}) {
+    SCOPED_TRACE(mark);
+    const auto config = ParseModelConfig(ConfigWith(mla + "," + mark));
+    ASSERT_THAT(config, IsOk());
+    EXPECT_EQ(config->spec.layers(0).kind(), v1::LAYER_KIND_MLA);
+    EXPECT_EQ(config->spec.layers(0).k_head_dim(), 576u);
+    EXPECT_EQ(ResolveAuto(*config, "auto"), "fp8_ds_mla");
+    EXPECT_EQ(ResolveAuto(*config, ""), "fp8_ds_mla");
+    EXPECT_EQ(ResolveAuto(*config, "bfloat16"), "bfloat16");
+    EXPECT_THAT(config->notices,
+                ElementsAre(HasSubstr("auto is fp8_ds_mla"), HasSubstr("sparse indexer")));
+  }
+  const auto plain = ParseModelConfig(ConfigWith(mla));
+  ASSERT_THAT(plain, IsOk());
+  EXPECT_EQ(ResolveAuto(*plain, "auto"), "auto");
+  EXPECT_THAT(plain->notices, IsEmpty());
 }
 
 struct Refused {
@@ -193,6 +271,13 @@ TEST(ModelConfig, RefusesWhatItDoesNotUnderstandByField) {
       {R"("kv_lora_rank":512,"qk_rope_head_dim":64,"sliding_window":16,"sliding_window_pattern":2)",
        "kv_lora_rank is set"},
       {R"("text_config":[])", "text_config is not an object"},
+      {R"("index_head_dim":128)",
+       "index_head_dim is 128; an indexer is supported beside MLA alone"},
+      {R"("model_type":"deepseek_v32")", "kv_lora_rank is missing"},
+      {R"("kv_lora_rank":512,"qk_rope_head_dim":64,"index_head_dim":"x")",
+       "index_head_dim is \"x\""},
+      {R"("max_position_embeddings":-1)", "max_position_embeddings is -1"},
+      {R"("max_position_embeddings":1e30)", "max_position_embeddings is 1e+30"},
   };
   for (const Refused& config : refused) {
     EXPECT_THAT(With(config.fields),
@@ -201,19 +286,19 @@ TEST(ModelConfig, RefusesWhatItDoesNotUnderstandByField) {
 }
 
 TEST(ModelConfig, RefusesWhatIsMissingByField) {
-  EXPECT_THAT(SpecFromConfig("{}"), StatusIs(absl::StatusCode::kInvalidArgument,
-                                             HasSubstr("num_hidden_layers is missing")));
+  EXPECT_THAT(SpecOf("{}"), StatusIs(absl::StatusCode::kInvalidArgument,
+                                     HasSubstr("num_hidden_layers is missing")));
   EXPECT_THAT(
-      SpecFromConfig(R"({"num_hidden_layers":2})"),
+      SpecOf(R"({"num_hidden_layers":2})"),
       StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("num_attention_heads is missing")));
-  EXPECT_THAT(SpecFromConfig(R"({"num_hidden_layers":2,"num_attention_heads":3,"hidden_size":64})"),
+  EXPECT_THAT(SpecOf(R"({"num_hidden_layers":2,"num_attention_heads":3,"hidden_size":64})"),
               StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("head_dim is missing")));
-  EXPECT_THAT(SpecFromConfig(
-                  R"({"num_hidden_layers":1,"num_attention_heads":1,"head_dim":8,"dtype":"int8"})"),
-              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("dtype is int8")));
-  EXPECT_THAT(SpecFromConfig(R"({"num_hidden_layers":100000000000})"),
+  EXPECT_THAT(
+      SpecOf(R"({"num_hidden_layers":1,"num_attention_heads":1,"head_dim":8,"dtype":"int8"})"),
+      StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("dtype is int8")));
+  EXPECT_THAT(SpecOf(R"({"num_hidden_layers":100000000000})"),
               StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("100000000000")));
-  EXPECT_THAT(SpecFromConfig("{"),
+  EXPECT_THAT(SpecOf("{"),
               StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("not a JSON object")));
 }
 
@@ -221,22 +306,22 @@ TEST(ModelSource, NamesAModelAfterItsFileOrFolder) {
   const TempDir dir;
   const std::string config = R"({"num_hidden_layers":1,"num_attention_heads":1,"head_dim":8})";
   std::filesystem::create_directory(dir.File("tiny-model"));
-  const auto in_folder = SpecFromConfigFile(dir.Write("tiny-model/config.json", config));
+  const auto in_folder = ReadModelConfig(dir.Write("tiny-model/config.json", config));
   ASSERT_THAT(in_folder, IsOk());
-  EXPECT_EQ(in_folder->name(), "tiny-model");
-  const auto by_file = SpecFromConfigFile(dir.Write("small-0.5b.json", config));
+  EXPECT_EQ(in_folder->spec.name(), "tiny-model");
+  const auto by_file = ReadModelConfig(dir.Write("small-0.5b.json", config));
   ASSERT_THAT(by_file, IsOk());
-  EXPECT_EQ(by_file->name(), "small-0.5b");
+  EXPECT_EQ(by_file->spec.name(), "small-0.5b");
 }
 
 TEST(ModelSource, SaysWhichFileWasRefused) {
   const TempDir dir;
-  EXPECT_THAT(SpecFromConfigFile(dir.File("missing.json")),
+  EXPECT_THAT(ReadModelConfig(dir.File("missing.json")),
               StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("missing.json")));
-  EXPECT_THAT(SpecFromConfigFile(dir.File("")),
+  EXPECT_THAT(ReadModelConfig(dir.File("")),
               StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("cannot be read")));
   EXPECT_THAT(
-      SpecFromConfigFile(dir.Write("bad.json", "{}")),
+      ReadModelConfig(dir.Write("bad.json", "{}")),
       StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("bad.json: num_hidden_layers")));
 }
 
