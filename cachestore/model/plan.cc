@@ -24,9 +24,12 @@ MemoryHeld PlanTensor(const TensorModel& tensor, std::int64_t tokens, std::int64
   const std::int64_t residual = std::min(kept, tensor.residual.ResidualTokens(tokens));
   const std::int64_t codes = kept - residual;
   const std::int64_t pages = (codes + layout.page_tokens - 1) / layout.page_tokens;
-  const std::int64_t units = (codes + layout.unit_tokens - 1) / layout.unit_tokens * layout.heads;
-  held.use = {.codes = units * layout.unit.codes,
-              .scales = units * layout.unit.scales,
+  const auto of_codes = [&](std::int64_t unit_bytes) {
+    return codes / layout.unit_tokens * layout.heads * unit_bytes +
+           codes % layout.unit_tokens * layout.heads * unit_bytes / layout.unit_tokens;
+  };
+  held.use = {.codes = of_codes(layout.unit.codes),
+              .scales = of_codes(layout.unit.scales),
               .residual = residual * layout.heads * tensor.source_row_bytes(),
               .header = pages * layout.header_use()};
   held.allocated = pages * layout.bytes + tensor.residual_slot_bytes();

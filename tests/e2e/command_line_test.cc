@@ -156,6 +156,29 @@ TEST_F(CommandLine, TensorsThatAreNotKOrVAreIgnoredAndNamed) {
   EXPECT_THAT(put.at("ignored_tensors").dump(), HasSubstr("layers.0.q"));
 }
 
+// A file of MLA layers under DeepSeek-V3.2's config: `auto` is asked for by the engines' name.
+TEST_F(CommandLine, AutoOfASparseMlaConfigIsItsEnginesFormat) {
+  const std::string file = folder_ / "latent.safetensors";
+  const std::string header =
+      R"({"layers.0.k":{"dtype":"BF16","shape":[2,1,576],"data_offsets":[0,2304]}})";
+  const std::uint64_t length = header.size();
+  std::ofstream(file, std::ios::binary)
+      << std::string(reinterpret_cast<const char*>(&length), sizeof length) << header
+      << std::string(2304, '\0');
+  const std::string config = folder_ / "deepseek-v32.json";
+  std::ofstream(config) << R"({"model_type":"deepseek_v32","index_head_dim":128,)"
+                           R"("num_hidden_layers":1,"kv_lora_rank":512,"qk_rope_head_dim":64})";
+  const std::vector<std::string> put = {"put", file, "--sequence=latent", "--model=" + config};
+  const Finished by_auto = Run(put);
+  EXPECT_THAT(by_auto.output, HasSubstr("fp8_ds_mla"));
+  std::vector<std::string> as_source = put;
+  as_source.insert(as_source.end(), {"--sequence=source", "--kv-cache-dtype=bfloat16"});
+  as_source.erase(as_source.begin() + 2);
+  const json stored = RunJson(as_source);
+  EXPECT_EQ(stored.at("kv_cache_dtype"), "bfloat16");
+  EXPECT_THAT(stored.at("notices").dump(), HasSubstr("sparse indexer"));
+}
+
 TEST_F(CommandLine, ListDescribeCapacityRemove) {
   RunJson({"put", kSample, "--sequence=seen", "--kv-cache-dtype=kivi2", "--namespace=team"});
   EXPECT_THAT(RunJson({"list", "--namespace=team"}).dump(), HasSubstr("seen"));

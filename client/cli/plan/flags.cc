@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cmath>
 #include <map>
+#include <set>
 
 #include "cachestore/base/status_macros.h"
 #include "cachestore/model/format.h"
@@ -162,7 +163,10 @@ std::vector<std::string> FormatsOf(const PlanFlags& flags, const ModelConfig& co
 
 std::vector<std::int64_t> ContextLengths(const PlanFlags& flags, const ModelConfig& config,
                                          int per_doubling) {
-  if (!flags.context_lengths.empty()) return flags.context_lengths;
+  if (!flags.context_lengths.empty()) {
+    const std::set<std::int64_t> asked(flags.context_lengths.begin(), flags.context_lengths.end());
+    return {asked.begin(), asked.end()};
+  }
   const std::int64_t longest = config.max_position_embeddings == 0
                                    ? kDefaultLongestContext
                                    : static_cast<std::int64_t>(std::min<std::uint64_t>(

@@ -60,8 +60,8 @@ absl::StatusOr<PlannedModel> ModelOf(const PlanFlags& flags);
 // The formats to plan: those asked for, or all that there are; `auto` resolved, none twice.
 std::vector<std::string> FormatsOf(const PlanFlags& flags, const ModelConfig& config);
 
-// The context lengths asked for; else from 512 to the longest of the model, evenly spaced on a
-// logarithmic scale, `per_doubling` of them to each doubling, and the longest.
+// The context lengths asked for, in order; else from 512 to the longest of the model, evenly spaced
+// on a logarithmic scale, `per_doubling` of them to each doubling, and the longest.
 std::vector<std::int64_t> ContextLengths(const PlanFlags& flags, const ModelConfig& config,
                                          int per_doubling);
 

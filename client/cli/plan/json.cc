@@ -34,7 +34,7 @@ void AddFits(const Fits& fits, ordered_json& json) {
   json["capacity_line"] = fits.capacity.line;
 }
 
-ordered_json JsonOf(const FormatFigures& figures, bool with_fits) {
+ordered_json JsonOf(const FormatFigures& figures, const PlanFlags& flags) {
   ordered_json json;
   if (!figures.refused.empty()) {
     return {{"kv_cache_dtype", figures.format}, {"refused", figures.refused}};
@@ -48,6 +48,7 @@ ordered_json JsonOf(const FormatFigures& figures, bool with_fits) {
   json["stored_bytes_while_open"] = figures.open.allocated;
   json["memory_while_open"] = PartsOf(figures.open);
   json["unpaged_bytes"] = figures.unpaged;
+  json["bytes_per_request"] = figures.sealed.allocated / flags.requests;
   json["bytes_per_token"] = figures.bytes_per_token;
   json["bits_per_element"] = figures.bits_per_element;
   json["compression_ratio"] = figures.compression_ratio;
@@ -59,7 +60,7 @@ ordered_json JsonOf(const FormatFigures& figures, bool with_fits) {
   json["asymptotic"] = {{"bytes_per_token", figures.asymptote.bytes_per_token},
                         {"compression_ratio", figures.asymptote.compression_ratio},
                         {"unpaged_ratio", figures.asymptote.unpaged_ratio}};
-  if (with_fits) AddFits(figures.fits, json);
+  if (flags.memory > 0) AddFits(figures.fits, json);
   json["notices"] = figures.model->notices;
   return json;
 }
@@ -84,8 +85,7 @@ std::string PlanJson(const PlanFigures& plan) {
   json["m_kv"] = {{"formula", formula.text}, {"bytes", formula.bytes}};
   json["notices"] = plan.model->config.notices;
   json["formats"] = ordered_json::array();
-  for (const FormatFigures& format : plan.formats)
-    json["formats"].push_back(JsonOf(format, flags.memory > 0));
+  for (const FormatFigures& format : plan.formats) json["formats"].push_back(JsonOf(format, flags));
   return JsonLine(json);
 }
 

@@ -67,15 +67,19 @@ std::string Script(const PlanFigures& plan, const std::vector<Curve>& curves, bo
                                    svg ? "svg" : "pngcairo", "background rgb 'white'");
   script += fmt::format("set title {}\n", Title(plan));
   script += Ticks();
+  const auto lengths = ContextLengths(*plan.flags, plan.model->config, kPointsPerDoubling);
+  // A little beyond the last, or rounding loses its label.
+  script += fmt::format("set xrange [{}:{}]\n", 0.999 * static_cast<double>(lengths.front()),
+                        1.001 * static_cast<double>(lengths.back()));
   script +=
-      "set xlabel 'context length, tokens'\n"
+      "set xlabel \"context length, tokens\\n\"\n"  // a line between it and the key
       "set ylabel 'compression ratio'\n"
       "set logscale x 2\n"
       "set yrange [0:]\n"
-      "set grid lc rgb '#dddddd'\n"
+      "set grid lt 1 lw 1 lc rgb '#e4e4e4' back\n"
       "set border 3\n"
       "set tics nomirror\n"
-      "set key below center maxrows 4 Left reverse width 2\n"
+      "set key outside center bottom horizontal maxcols 3 Left reverse width -2\n"
       "set style fill transparent solid 0.25 noborder\n";
   std::string plot = "plot ";
   for (std::size_t i = 0; i < curves.size(); ++i) {

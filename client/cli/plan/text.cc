@@ -99,6 +99,7 @@ std::string BytesTable(const PlanFigures& plan) {
 
 std::string RatioTable(const PlanFigures& plan) {
   Table table({{"FORMAT"},
+               {"A REQUEST", Align::kRight},
                {"BYTES/TOKEN", Align::kRight},
                {"BITS", Align::kRight},
                {"RATIO", Align::kRight},
@@ -107,7 +108,8 @@ std::string RatioTable(const PlanFigures& plan) {
                {"MOST RESIDUAL", Align::kRight}});
   for (const FormatFigures& format : plan.formats) {
     if (!format.refused.empty()) continue;
-    table.AddRow({format.format, fmt::format("{:.1f}", format.bytes_per_token),
+    table.AddRow({format.format, Size(format.sealed.allocated / plan.flags->requests),
+                  fmt::format("{:.1f}", format.bytes_per_token),
                   fmt::format("{:.2f}", format.bits_per_element),
                   FormatRatio(format.compression_ratio), FormatRatio(format.phases.least_ratio),
                   FormatRatio(format.asymptote.compression_ratio),
@@ -131,11 +133,11 @@ std::string FitsTable(const PlanFigures& plan) {
                   Number(fits.requests), Number(fits.capacity.tokens),
                   fmt::format("{:.2f}x", fits.capacity.concurrency)});
   }
-  return Folded(fmt::format(
-             "{} holds: at {} the longest context, at {} each the requests; KV cache size and "
-             "concurrency as in kvtierd's capacity line",
-             Size(flags.memory), Plural(flags.requests, "request"),
-             Plural(flags.tokens, "token"))) +
+  return Folded(fmt::format("what {} hold: the longest context of {}, or so many requests of {}; "
+                            "KV cache size and "
+                            "concurrency as kvtierd's capacity line says them",
+                            Size(flags.memory), Plural(flags.requests, "request"),
+                            Plural(flags.tokens, "token"))) +
          "\n" + table.ToString();
 }
 
