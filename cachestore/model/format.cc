@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
-#include <algorithm>
 #include <iterator>
 #include <optional>
 #include <vector>
@@ -175,17 +174,6 @@ TensorFormat PlainFormat(const Format& format, ElementType source, int page_toke
 }
 
 }  // namespace
-
-std::vector<std::string> FormatNames() {
-  std::vector<std::string> names;
-  std::vector<Format> seen;
-  for (const Named& named : Names()) {
-    if (std::find(seen.begin(), seen.end(), named.format) != seen.end()) continue;
-    seen.push_back(named.format);
-    names.emplace_back(named.name);
-  }
-  return names;
-}
 
 absl::StatusOr<Format> ParseFormat(const std::string& kv_cache_dtype) {
   if (kv_cache_dtype.empty()) return Format{};

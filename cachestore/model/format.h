@@ -28,9 +28,6 @@ struct Format {
   friend bool operator==(const Format&, const Format&) = default;
 };
 
-// The names that ParseFormat takes without parameters, one a format.
-std::vector<std::string> FormatNames();
-
 // Parses a kv_cache_dtype: one of FormatNames(), "fp8" for fp8_e4m3, or
 // kivi(k_bits,v_bits,group_size,residual_tokens); behind each, in parentheses, its options.
 // INVALID_ARGUMENT lists what there is.
