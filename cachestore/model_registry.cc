@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <utility>
 
 #include "cachestore/base/errors.h"
@@ -29,6 +30,26 @@ void ModelEntry::Add(const ModelTotals& delta) {
 ModelTotals ModelEntry::totals() const {
   absl::MutexLock lock(&mutex_);
   return totals_;
+}
+
+void ModelEntry::Observe(const std::vector<HeadObservation>& observations) {
+  absl::MutexLock lock(&mutex_);
+  if (observed_.empty()) {
+    for (const LayerModel& layer : model_->layers)
+      observed_.emplace_back(static_cast<std::size_t>(layer.spec.kv_heads));
+  }
+  for (const HeadObservation& observation : observations) {
+    HeadMagnitudes& head = observed_[static_cast<std::size_t>(observation.layer)]
+                                    [static_cast<std::size_t>(observation.head)];
+    head.k = std::max(head.k, observation.magnitudes.k);
+    head.v = std::max(head.v, observation.magnitudes.v);
+    head.tokens += observation.magnitudes.tokens;
+  }
+}
+
+std::vector<std::vector<HeadMagnitudes>> ModelEntry::observed() const {
+  absl::MutexLock lock(&mutex_);
+  return observed_;
 }
 
 absl::StatusOr<std::shared_ptr<ModelEntry>> ModelRegistry::Add(std::shared_ptr<const Model> model) {

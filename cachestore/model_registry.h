@@ -30,7 +30,22 @@ struct ModelTotals {
   ModelTotals& operator+=(const ModelTotals& other);
 };
 
-// A registered model and its totals. Thread-safe.
+// The largest finite |x| that one KV head has received, and in how many tokens.
+struct HeadMagnitudes {
+  float k = 0;
+  float v = 0;
+  std::int64_t tokens = 0;
+};
+
+// What one append adds to them.
+struct HeadObservation {
+  int layer = 0;
+  int head = 0;
+  HeadMagnitudes magnitudes;
+};
+
+// A registered model, its totals, and the magnitudes that went through it since the start, which
+// outlive the sequences they came with. Thread-safe.
 class ModelEntry {
  public:
   explicit ModelEntry(std::shared_ptr<const Model> model) : model_(std::move(model)) {}
@@ -39,10 +54,15 @@ class ModelEntry {
   void Add(const ModelTotals& delta) ABSL_LOCKS_EXCLUDED(mutex_);
   ModelTotals totals() const ABSL_LOCKS_EXCLUDED(mutex_);
 
+  void Observe(const std::vector<HeadObservation>& observations) ABSL_LOCKS_EXCLUDED(mutex_);
+  // [layer][head]; empty while nothing was observed.
+  std::vector<std::vector<HeadMagnitudes>> observed() const ABSL_LOCKS_EXCLUDED(mutex_);
+
  private:
   const std::shared_ptr<const Model> model_;
   mutable absl::Mutex mutex_;
   ModelTotals totals_ ABSL_GUARDED_BY(mutex_);
+  std::vector<std::vector<HeadMagnitudes>> observed_ ABSL_GUARDED_BY(mutex_);
 };
 
 // The models that this process knows, by id. Entries are never dropped, so at most `max_models`.

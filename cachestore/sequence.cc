@@ -25,9 +25,11 @@ void NotifyEnded(const std::vector<std::shared_ptr<WriterClaim>>& claims) {
   }
 }
 
-// Checks the values of one layer's new tokens, K and V.
-absl::Status CheckLayerValues(const LayerModel& model, const Chunk& chunk,
-                              const Chunk::Layer& source, const std::vector<HeadAdvance>& heads) {
+// Checks the values of one layer's new tokens, K and V, and says how large they are.
+absl::StatusOr<std::vector<HeadObservation>> CheckLayerValues(
+    const LayerModel& model, const Chunk& chunk, const Chunk::Layer& source,
+    const std::vector<HeadAdvance>& heads) {
+  std::vector<HeadObservation> observed;
   for (const HeadAdvance& head : heads) {
     ValueRange range{.layer = source.layer,
                      .side = Side::kK,
@@ -36,12 +38,17 @@ absl::Status CheckLayerValues(const LayerModel& model, const Chunk& chunk,
                      .first_token = chunk.first_token,
                      .begin = head.from,
                      .end = head.to};
-    KVT_RETURN_IF_ERROR(CheckValues(model.k, source.k, range, chunk.saturate_non_finite));
-    if (model.v.dim() == 0) continue;
-    range.side = Side::kV;
-    KVT_RETURN_IF_ERROR(CheckValues(model.v, source.v, range, chunk.saturate_non_finite));
+    HeadMagnitudes largest{.tokens = head.to - head.from};
+    KVT_ASSIGN_OR_RETURN(largest.k,
+                         CheckValues(model.k, source.k, range, chunk.saturate_non_finite));
+    if (model.v.dim() > 0) {
+      range.side = Side::kV;
+      KVT_ASSIGN_OR_RETURN(largest.v,
+                           CheckValues(model.v, source.v, range, chunk.saturate_non_finite));
+    }
+    observed.push_back({source.layer, head.head, largest});
   }
-  return absl::OkStatus();
+  return observed;
 }
 
 }  // namespace
@@ -156,7 +163,7 @@ absl::StatusOr<std::vector<Sequence::PlannedLayer>> Sequence::PlanChunk(const Wr
     }
     if (plan.heads.empty()) continue;
     const LayerModel& model = model_->model().layers[static_cast<std::size_t>(source.layer)];
-    KVT_RETURN_IF_ERROR(CheckLayerValues(model, chunk, source, plan.heads));
+    KVT_ASSIGN_OR_RETURN(plan.observed, CheckLayerValues(model, chunk, source, plan.heads));
     planned.push_back(std::move(plan));
   }
   for (PlannedLayer& plan : planned) {
@@ -227,6 +234,7 @@ absl::StatusOr<AppendResult> Sequence::AppendLocked(
           (head.to - head.from) * (model.k.source_row_bytes() + model.v.source_row_bytes());
       skipped = std::min(skipped, head.from - chunk.first_token);
     }
+    model_->Observe(plan.observed);
     SettleLayer(plan);
   }
   last_message_ = now;

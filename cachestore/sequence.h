@@ -131,11 +131,12 @@ class Sequence {
     LayerTensor k;
     LayerTensor v;
   };
-  // One layer of a chunk, checked and with its memory taken.
+  // One layer of a chunk, checked and with its memory taken. `observed`: by `heads`.
   struct PlannedLayer {
     const Chunk::Layer* source = nullptr;
     LayerState* layer = nullptr;
     std::vector<HeadAdvance> heads;
+    std::vector<HeadObservation> observed;
     LayerTensor::Growth k;
     LayerTensor::Growth v;
   };

@@ -73,7 +73,8 @@ absl::StatusOr<SequenceReader> SequenceReader::Make(SequencePins pins, const Rea
                     .v_dim = model.v.dim(),
                     .element = format.as.value_or(model.k.source),
                     .k_scales = {},
-                    .v_scales = {}};
+                    .v_scales = {},
+                    .q_scales = OfHeads(model.q_scales, p.shard)};
     if (kernels::IsFp8(out.element)) {
       KVT_ASSIGN_OR_RETURN(const std::vector<float> k,
                            OutputScales(model.k, out.element, format, format.k_scale, "k_scale"));

@@ -33,6 +33,7 @@ struct LayerOutput {
   ElementType element = ElementType::kBf16;
   std::vector<float> k_scales;  // FP8 output only: one, or one a head
   std::vector<float> v_scales;
+  std::vector<float> q_scales;  // as registered
   std::int64_t k_code_tokens = 0;
   std::int64_t v_code_tokens = 0;
 

@@ -2,27 +2,18 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <limits>
 
 #include "cachestore/base/errors.h"
+#include "cachestore/base/status_macros.h"
 #include "kernels/codec_table.h"
 #include "kernels/host_codec.h"
 
 namespace kvtier::cachestore {
 namespace {
-
-using kernels::CodecId;
-
-// The largest magnitude that the tensor's format takes.
-float LimitOf(const TensorModel& tensor, bool saturate_non_finite) {
-  const CodecId id = tensor.layout.codec.id;
-  const bool keeps_nan =
-      id == CodecId::kFp8 && tensor.layout.codec.rotation == kernels::Rotation::kNone;
-  if (keeps_nan && saturate_non_finite) return std::numeric_limits<float>::quiet_NaN();
-  return kernels::MagnitudeLimit(tensor.layout.codec, tensor.dim());
-}
 
 float ValueAt(const kernels::ConstRows& rows, int channel) {
   const std::byte* at = rows.data + std::int64_t{channel} * kernels::ElementBytes(rows.type);
@@ -66,24 +57,37 @@ absl::Status CheckBlocks(const TensorModel& tensor, const SourceTensor& source,
 
 }  // namespace
 
-absl::Status CheckValues(const TensorModel& tensor, const SourceTensor& source,
-                         const ValueRange& range, bool saturate_non_finite) {
-  if (kernels::IsFp8(tensor.source)) return absl::OkStatus();  // kept, and counted
-  if (kernels::IsBlocks(tensor.source)) return CheckBlocks(tensor, source, range);
-  const float limit = LimitOf(tensor, saturate_non_finite);
-  if (std::isnan(limit)) return absl::OkStatus();
+absl::StatusOr<float> CheckValues(const TensorModel& tensor, const SourceTensor& source,
+                                  const ValueRange& range, bool saturate_non_finite) {
+  // Kept as they are; what they stand for is not looked at.
+  if (kernels::IsFp8(tensor.source)) return 0.0f;
+  if (kernels::IsBlocks(tensor.source)) {
+    KVT_RETURN_IF_ERROR(CheckBlocks(tensor, source, range));
+    return 0.0f;
+  }
+  const kernels::Codec& codec = tensor.layout.codec;
+  const bool take_all = codec.id == kernels::CodecId::kFp8 &&
+                        codec.rotation == kernels::Rotation::kNone && saturate_non_finite;
+  // What is larger, and a NaN, is refused, or passed over.
+  const float limit = take_all ? std::numeric_limits<float>::max()
+                               : kernels::MagnitudeLimit(codec, tensor.dim());
   const kernels::ConstRows rows = source.RowsOf(range.shard_head, range.begin - range.first_token);
   const auto fits = [limit](float magnitude) { return magnitude <= limit; };  // false for NaN
-  if (fits(kernels::LargestMagnitude(rows, tensor.dim(), range.end - range.begin)))
-    return absl::OkStatus();
+  float largest = kernels::LargestMagnitude(rows, tensor.dim(), range.end - range.begin);
+  if (fits(largest)) return largest;
+  largest = 0;
   for (std::int64_t token = range.begin; token < range.end; ++token) {
     const kernels::ConstRows row = source.RowsOf(range.shard_head, token - range.first_token);
     for (int channel = 0; channel < tensor.dim(); ++channel) {
       const float value = ValueAt(row, channel);
-      if (!fits(std::fabs(value))) return Refuse(tensor, range, token, channel, value);
+      if (fits(std::fabs(value))) {
+        largest = std::max(largest, std::fabs(value));
+      } else if (!take_all) {
+        return Refuse(tensor, range, token, channel, value);
+      }
     }
   }
-  return absl::OkStatus();
+  return largest;
 }
 
 }  // namespace kvtier::cachestore

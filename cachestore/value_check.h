@@ -2,7 +2,7 @@
 
 #include <cstdint>
 
-#include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "cachestore/chunk.h"
 #include "cachestore/model/model.h"
 #include "cachestore/part.h"
@@ -23,8 +23,9 @@ struct ValueRange {
 
 // Refuses what the tensor's format can't store: NaN and Inf (unless they are to saturate, in FP8
 // with a scale known beforehand), and magnitudes past the format's limit. FP8 sources are taken as
-// they are. The message names layer, head, token and channel.
-absl::Status CheckValues(const TensorModel& tensor, const SourceTensor& source,
-                         const ValueRange& range, bool saturate_non_finite);
+// they are. The message names layer, head, token and channel. Gives the largest finite magnitude
+// there; 0 of sources that are quantized already.
+absl::StatusOr<float> CheckValues(const TensorModel& tensor, const SourceTensor& source,
+                                  const ValueRange& range, bool saturate_non_finite);
 
 }  // namespace kvtier::cachestore

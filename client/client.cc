@@ -149,6 +149,10 @@ absl::StatusOr<v1::CapacityResponse> Client::Capacity(const v1::CapacityRequest&
   return impl_->Call(&v1::KvTierService::Stub::Capacity, request);
 }
 
+absl::StatusOr<v1::ScalesResponse> Client::Scales(const v1::ScalesRequest& request) {
+  return impl_->Call(&v1::KvTierService::Stub::Scales, request);
+}
+
 absl::StatusOr<v1::DrainResponse> Client::Drain() {
   return impl_->Call(&v1::KvTierService::Stub::Drain, v1::DrainRequest());
 }

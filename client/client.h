@@ -76,6 +76,7 @@ class Client {
   absl::StatusOr<v1::DescribeResponse> Describe(const v1::DescribeRequest& request);
   absl::StatusOr<v1::ListSequencesResponse> ListSequences(const v1::ListSequencesRequest& request);
   absl::StatusOr<v1::CapacityResponse> Capacity(const v1::CapacityRequest& request);
+  absl::StatusOr<v1::ScalesResponse> Scales(const v1::ScalesRequest& request);
   absl::StatusOr<v1::DrainResponse> Drain();
 
  private:

@@ -94,6 +94,7 @@ absl::Status SequenceFile::Begin(const v1::SequenceManifest& sequence) {
       place.v = Declare(header, LayerTensorName(n, "v"), layer.v_head_dim(), layer);
     }
     places_.push_back(place);
+    if (layer.q_scale_size() > 0) declare_scales(LayerTensorName(n, "q_scale"), layer.q_scale());
     if (!IsFp8(layer.dtype())) continue;
     declare_scales(LayerTensorName(n, "k_scale"), layer.k_scale());
     if (place.v) declare_scales(LayerTensorName(n, "v_scale"), layer.v_scale());

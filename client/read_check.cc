@@ -33,6 +33,9 @@ absl::Status CheckScales(const std::string& name, const v1::LayerManifest& layer
     return Loss(fmt::format("{} comes with {} {} scales for {} heads", name, scales, part,
                             layer.num_heads()));
   };
+  if (layer.q_scale_size() > 0) {
+    KVT_RETURN_IF_ERROR(check("Q", layer.q_scale_size()));
+  }
   if (!IsFp8(layer.dtype())) return absl::OkStatus();
   KVT_RETURN_IF_ERROR(check("K", layer.k_scale_size()));
   return layer.v_head_dim() == 0 ? absl::OkStatus() : check("V", layer.v_scale_size());

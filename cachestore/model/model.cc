@@ -75,9 +75,7 @@ bool TakesScale(const TensorModel& tensor) {
   return kernels::RowOf(tensor.layout.codec.id).takes_scale;
 }
 
-absl::StatusOr<std::vector<float>> ResolveScales(const std::vector<float>& given, int heads,
-                                                 const std::string& field) {
-  if (given.empty()) return std::vector<float>(heads, 1.0f);
+absl::Status CheckScales(const std::vector<float>& given, int heads, const std::string& field) {
   if (given.size() != 1 && given.size() != static_cast<std::size_t>(heads)) {
     return Error(Reason::kInvalidField,
                  fmt::format("{} has {} values; want 1 or {} (one per KV head)", field,
@@ -89,7 +87,15 @@ absl::StatusOr<std::vector<float>> ResolveScales(const std::vector<float>& given
                    fmt::format("{} is {}; want a finite normal number above 0", field, scale));
     }
   }
-  return given.size() == 1 ? std::vector<float>(heads, given[0]) : given;
+  return absl::OkStatus();
+}
+
+absl::Status SetScales(const std::vector<float>& given, const std::string& field,
+                       TensorModel& tensor) {
+  KVT_RETURN_IF_ERROR(CheckScales(given, tensor.heads(), field));
+  tensor.per_head_scales = given.size() > 1;
+  tensor.scales = tensor.per_head_scales ? given : std::vector<float>(tensor.heads(), given[0]);
+  return absl::OkStatus();
 }
 
 absl::Status ApplyScales(const ModelRequest& request, Model& model) {
@@ -113,13 +119,13 @@ absl::Status ApplyScales(const ModelRequest& request, Model& model) {
       return Error(Reason::kInvalidField,
                    fmt::format("{}: {}_scale is missing", field, scales.k.empty() ? "k" : "v"));
     }
-    KVT_ASSIGN_OR_RETURN(layer.k.scales,
-                         ResolveScales(scales.k, layer.k.heads(), field + " k_scale"));
-    layer.k.per_head_scales = scales.k.size() > 1;
+    if (!scales.q.empty()) {
+      KVT_RETURN_IF_ERROR(CheckScales(scales.q, layer.k.heads(), field + " q_scale"));
+    }
+    layer.q_scales = scales.q;
+    KVT_RETURN_IF_ERROR(SetScales(scales.k, field + " k_scale", layer.k));
     if (layer.v.dim() == 0) continue;
-    KVT_ASSIGN_OR_RETURN(layer.v.scales,
-                         ResolveScales(scales.v, layer.v.heads(), field + " v_scale"));
-    layer.v.per_head_scales = scales.v.size() > 1;
+    KVT_RETURN_IF_ERROR(SetScales(scales.v, field + " v_scale", layer.v));
   }
   if (request.scales.empty()) return absl::OkStatus();
   for (std::size_t i = 0; i < model.layers.size(); ++i) {
@@ -137,6 +143,14 @@ bool AllOne(const std::vector<float>& scales) {
   return std::all_of(scales.begin(), scales.end(), [](float s) { return s == 1.0f; });
 }
 
+// "calibrated n of n layers (CHECKPOINT)" for a source of "calibrated (CHECKPOINT)".
+std::string CountLine(const std::string& source, const Model& model) {
+  const std::size_t origin = std::min(source.find(" ("), source.size());
+  return fmt::format("scales: {} {} of {} layers{}", source.substr(0, origin),
+                     model.fp8_layers - model.unit_scale_layers, model.fp8_layers,
+                     source.substr(origin));
+}
+
 // Says where the scales come from, or warns in vLLM's words where E4M3 runs at 1.0.
 void DescribeScales(const ModelRequest& request, Model& model) {
   bool e4m3_at_one = false;
@@ -148,12 +162,12 @@ void DescribeScales(const ModelRequest& request, Model& model) {
     e4m3_at_one |= layer.unit_scale && layer.k.layout.codec.element == ElementType::kE4m3;
   }
   if (model.fp8_layers == 0) return;
-  const std::string source = request.scales_source.empty() ? "given" : request.scales_source;
   if (model.unit_scale_layers < model.fp8_layers) {
-    model.scales_line = fmt::format("scales: {} {} of {} layers", source,
-                                    model.fp8_layers - model.unit_scale_layers, model.fp8_layers);
+    model.scales_line =
+        CountLine(request.scales_source.empty() ? "given" : request.scales_source, model);
   }
   if (e4m3_at_one) {
+    if (!model.scales_line.empty()) model.notices.push_back(model.scales_line);
     model.scales_line =
         "Using KV cache scaling factor 1.0 for fp8_e4m3. If this is unintended, verify that "
         "k/v_scale scaling factors are "

@@ -19,6 +19,12 @@ struct TensorModel {
   std::vector<float> scales;  // FP8 with a scale known beforehand: one a head. Empty elsewhere
   bool per_head_scales = false;
 
+  // One for all heads, or one a head; empty where the format takes none.
+  std::vector<float> StatedScales() const {
+    if (scales.empty() || per_head_scales) return scales;
+    return {scales.front()};
+  }
+
   // 0 where a layer has no such tensor (the V of MLA).
   int dim() const { return layout.dim; }
   int heads() const { return layout.heads; }
@@ -34,7 +40,8 @@ struct LayerModel {
   std::string format;  // as resolved for this layer
   TensorModel k;
   TensorModel v;
-  bool unit_scale = false;  // FP8 whose scales are all 1.0
+  std::vector<float> q_scales;  // for readers: none, one, or one a head
+  bool unit_scale = false;      // FP8 whose scales are all 1.0
 };
 
 // A model as registered: what was asked for and what that comes to. Immutable.

@@ -70,10 +70,12 @@ json Canonical(const ModelRequest& request) {
   }
   json scales = json::array();
   for (const LayerScales& layer : request.scales) {
-    json k = json::array(), v = json::array();
+    json k = json::array(), v = json::array(), q = json::array();
     for (const float x : layer.k) k.push_back(kernels::Bits(x));
     for (const float x : layer.v) v.push_back(kernels::Bits(x));
+    for (const float x : layer.q) q.push_back(kernels::Bits(x));
     scales.push_back({{"layer", layer.layer}, {"k", k}, {"v", v}});
+    if (!q.empty()) scales.back()["q"] = q;
   }
   return {{"spec",
            {{"name", request.spec.name},

@@ -38,11 +38,12 @@ struct FormatPolicy {
   std::vector<std::string> skip_layers;  // indices and/or "sliding_window"
 };
 
-// Scales of one layer: empty, one for all heads, or one a head.
+// Scales of one layer: empty, one for all heads, or one a head. Q's are kept for readers only.
 struct LayerScales {
   int layer = 0;
   std::vector<float> k;
   std::vector<float> v;
+  std::vector<float> q;
 };
 
 // What a client asks for. The model id is the fingerprint of all of it but `scales_source` and

@@ -71,8 +71,8 @@ class Model:
 
 
 # One layer of a read: k and v [tokens, heads, dim] (NHD) or [heads, tokens, dim] (HND); dtype is that of dtypes.DTYPES.
-# k_scale and v_scale: FP8 only, [1] or [heads]; a value is code * scale.
-LayerData = collections.namedtuple("LayerData", "k v dtype k_scale v_scale")
+# k_scale and v_scale: FP8 only, [1] or [heads]; a value is code * scale. q_scale: as registered, [0], [1] or [heads].
+LayerData = collections.namedtuple("LayerData", "k v dtype k_scale v_scale q_scale")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -116,11 +116,21 @@ class Client:
             return method(request, timeout=self._call_timeout_s)
 
     def register_model(
-        self, name, layers, dtype="bfloat16", kv_cache_dtype="auto", skip_layers=(), page_tokens=0, scales=None, max_tokens=0
+        self,
+        name,
+        layers,
+        dtype="bfloat16",
+        kv_cache_dtype="auto",
+        skip_layers=(),
+        page_tokens=0,
+        scales=None,
+        max_tokens=0,
+        scales_source="given",
     ):
         """Registers `layers` (Layer, one each) and gives the Model. Idempotent.
 
-        scales: {layer: (k_scale, v_scale)}, each a number or one per KV head; of all FP8 layers or of none.
+        scales: {layer: (k_scale, v_scale)} or (k_scale, v_scale, q_scale), each a number or one per KV head; of all FP8
+        layers or of none. scales_source: for the server's log, "calibrated (CHECKPOINT)" say.
         """
         request = pb.RegisterModelRequest(
             spec=pb.ModelSpec(
@@ -131,10 +141,10 @@ class Client:
             ),
             page_tokens=page_tokens,
             scales=[
-                pb.LayerScales(layer=layer, k_scale=np.atleast_1d(k), v_scale=np.atleast_1d(v))
-                for layer, (k, v) in (scales or {}).items()
+                pb.LayerScales(layer=layer, **dict(zip(("k_scale", "v_scale", "q_scale"), map(np.atleast_1d, values))))
+                for layer, values in (scales or {}).items()
             ],
-            scales_source="given" if scales else "",
+            scales_source=scales_source if scales else "",
             max_tokens=max_tokens,
         )
         reply = self._call(self._stub.RegisterModel, request)
@@ -187,6 +197,10 @@ class Client:
         request = pb.CapacityRequest(model_id=model.id if model else "", kv_cache_dtype=kv_cache_dtype)
         return self._call(self._stub.Capacity, request)
 
+    def scales(self, model):
+        """The contract's ScalesResponse: scales in use, and the largest magnitudes received, by layer and KV head."""
+        return self._call(self._stub.Scales, pb.ScalesRequest(model_id=model.id))
+
     def read(
         self, sequence, dtype="source", layout="NHD", layers=None, heads=None, tokens=None, k_scale=None, v_scale=None
     ):
@@ -238,6 +252,7 @@ def _assemble(messages, layout):
             name,
             np.array(layer.k_scale, np.float32),
             np.array(layer.v_scale, np.float32),
+            np.array(layer.q_scale, np.float32),
         )
     saturated = 0
     for message in messages:

@@ -72,6 +72,15 @@ Samples Sequences(const Snapshot& snapshot) {
   return samples;
 }
 
+Samples RangeUsed(const Snapshot& snapshot) {
+  Samples samples;
+  for (const ModelFigures& m : snapshot.models) {
+    samples.push_back({{m.model, m.format, "k"}, m.k_range_used});
+    samples.push_back({{m.model, m.format, "v"}, m.v_range_used});
+  }
+  return samples;
+}
+
 std::vector<MetricRow> MakeCatalog() {  // NOLINT(readability-function-size): a table
   constexpr MetricType kGauge = MetricType::kGauge;
   constexpr MetricType kCounter = MetricType::kCounter;
@@ -81,6 +90,7 @@ std::vector<MetricRow> MakeCatalog() {  // NOLINT(readability-function-size): a 
   const Labels part = {"part"};
   const Labels model = {"model", "format"};
   const Labels model_as = {"model", "format", "as"};
+  const Labels model_side = {"model", "format", "side"};
   const Labels model_state = {"model", "format", "state"};
   const Labels refusal = {"rpc", "reason"};
   const Labels build = {"version", "revision", "device"};
@@ -114,6 +124,11 @@ std::vector<MetricRow> MakeCatalog() {  // NOLINT(readability-function-size): a 
       {kGauge, "kvtier_unit_scale_layers", model,
        "Layers stored as FP8 with a scale of 1.0: not calibrated.",
        PerModel<&ModelFigures::unit_scale_layers>},
+      {kGauge, "kvtier_fp8_range_used_ratio", model_side,
+       "The largest magnitude of K or V received over the largest that its FP8 scale reaches, of "
+       "the "
+       "KV head where that is most; above 1 values saturated. 0 without FP8 layers.",
+       RangeUsed},
 
       {kCounter, "kvtier_append_bytes_total", model, "Source bytes of K and V taken in.",
        PerModel<&ModelFigures::append_bytes>},

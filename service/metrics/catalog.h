@@ -39,7 +39,7 @@ const MetricRow& RowOf(const std::string& name);
 // The values of the label `rpc`.
 inline constexpr std::array kRpcs = {"RegisterModel", "Append", "Seal",     "Abort",
                                      "Read",          "Remove", "Describe", "ListSequences",
-                                     "Capacity",      "Drain"};
+                                     "Capacity",      "Scales", "Drain"};
 
 // Seconds: from what a small chunk takes to what a large read over a slow network takes.
 inline constexpr std::array kDurationBuckets = {50e-6, 100e-6, 200e-6, 500e-6, 1e-3, 2e-3,

@@ -40,6 +40,28 @@ void Add(const cachestore::Model& model, const cachestore::ModelTotals& totals, 
   figures.saturated_values += totals.saturated_values;
 }
 
+// The types' largest finite values are exact in fp32.
+double RangeUsed(const cachestore::TensorModel& tensor, std::size_t head, float amax) {
+  if (tensor.layout.codec.id != kernels::CodecId::kFp8) return 0;
+  const double largest =
+      tensor.layout.codec.element == kernels::ElementType::kE4m3 ? 448.0 : 57344.0;
+  return amax / (largest * tensor.scales[head]);
+}
+
+void AddRanges(const cachestore::ModelEntry& entry, ModelFigures& figures) {
+  const cachestore::Model& model = entry.model();
+  if (model.fp8_layers == 0) return;
+  const auto observed = entry.observed();
+  for (std::size_t layer = 0; layer < observed.size(); ++layer) {
+    const cachestore::LayerModel& tensors = model.layers[layer];
+    for (std::size_t head = 0; head < observed[layer].size(); ++head) {
+      const cachestore::HeadMagnitudes& largest = observed[layer][head];
+      figures.k_range_used = std::max(figures.k_range_used, RangeUsed(tensors.k, head, largest.k));
+      figures.v_range_used = std::max(figures.v_range_used, RangeUsed(tensors.v, head, largest.v));
+    }
+  }
+}
+
 }  // namespace
 
 Snapshot TakeSnapshot(const cachestore::Store& store) {
@@ -53,6 +75,7 @@ Snapshot TakeSnapshot(const cachestore::Store& store) {
     const cachestore::Model& model = entry->model();
     ModelFigures& figures = models[{ModelLabel(model.request.spec), model.format}];
     Add(model, entry->totals(), snapshot.memory.free, figures);
+    AddRanges(*entry, figures);
   }
   for (auto& [name, figures] : models) {
     std::tie(figures.model, figures.format) = name;

@@ -35,6 +35,10 @@ struct ModelFigures {
   std::int64_t read_tokens = 0;
   std::int64_t saturated_values = 0;
 
+  // The largest |x| received over the largest that the FP8 layers' scales reach: the worst head.
+  double k_range_used = 0;
+  double v_range_used = 0;
+
   double compression_ratio() const {
     return stored_bytes == 0
                ? 0.0

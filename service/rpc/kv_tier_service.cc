@@ -159,6 +159,15 @@ grpc::ServerUnaryReactor* KvTierServiceImpl::Capacity(Call* call,
   });
 }
 
+grpc::ServerUnaryReactor* KvTierServiceImpl::Scales(Call* call, const v1::ScalesRequest* request,
+                                                    v1::ScalesResponse* response) {
+  return Serve(call, "Scales", response, [this, request, response]() -> absl::Status {
+    KVT_ASSIGN_OR_RETURN(const auto entry, context_.store.FindModel(request->model_id()));
+    FillScales(*entry, *response);
+    return absl::OkStatus();
+  });
+}
+
 grpc::ServerUnaryReactor* KvTierServiceImpl::Drain(Call* call, const v1::DrainRequest*,
                                                    v1::DrainResponse* response) {
   return Serve(call, "Drain", response, [this] {

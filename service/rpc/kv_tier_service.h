@@ -30,6 +30,8 @@ class KvTierServiceImpl final : public v1::KvTierService::CallbackService {
                        v1::ListSequencesResponse* response) override;
   Unary* Capacity(Call* call, const v1::CapacityRequest* request,
                   v1::CapacityResponse* response) override;
+  Unary* Scales(Call* call, const v1::ScalesRequest* request,
+                v1::ScalesResponse* response) override;
   Unary* Drain(Call* call, const v1::DrainRequest* request, v1::DrainResponse* response) override;
 
  private:

@@ -1,5 +1,8 @@
 #include "service/rpc/reply.h"
 
+#include <algorithm>
+#include <vector>
+
 namespace kvtier::service {
 
 v1::MemoryParts ToProto(const cachestore::MemoryParts& parts) {
@@ -106,10 +109,39 @@ v1::SequenceManifest ManifestOf(const cachestore::SequenceReader& reader) {
     to.set_dtype(ToProto(layer.element));
     to.mutable_k_scale()->Add(layer.k_scales.begin(), layer.k_scales.end());
     to.mutable_v_scale()->Add(layer.v_scales.begin(), layer.v_scales.end());
+    to.mutable_q_scale()->Add(layer.q_scales.begin(), layer.q_scales.end());
     to.set_k_code_tokens(layer.k_code_tokens);
     to.set_v_code_tokens(layer.v_code_tokens);
   }
   return out;
+}
+
+void FillScales(const cachestore::ModelEntry& entry, v1::ScalesResponse& response) {
+  const cachestore::Model& model = entry.model();
+  const auto observed = entry.observed();
+  response.set_model_id(model.id);
+  response.set_name(model.request.spec.name);
+  response.set_kv_cache_dtype(model.format);
+  for (std::size_t i = 0; i < model.layers.size(); ++i) {
+    const cachestore::LayerModel& layer = model.layers[i];
+    v1::LayerObservation& to = *response.add_layers();
+    to.set_layer(static_cast<std::uint32_t>(i));
+    to.set_kv_cache_dtype(layer.format);
+    const std::vector<float> k = layer.k.StatedScales();
+    const std::vector<float> v = layer.v.StatedScales();
+    to.mutable_k_scale()->Add(k.begin(), k.end());
+    if (layer.v.dim() > 0) to.mutable_v_scale()->Add(v.begin(), v.end());
+    to.mutable_q_scale()->Add(layer.q_scales.begin(), layer.q_scales.end());
+    std::vector<cachestore::HeadMagnitudes> heads(static_cast<std::size_t>(layer.spec.kv_heads));
+    if (!observed.empty()) heads = observed[i];
+    std::int64_t tokens = heads.front().tokens;
+    for (const cachestore::HeadMagnitudes& head : heads) {
+      to.add_k_amax(head.k);
+      if (layer.v.dim() > 0) to.add_v_amax(head.v);
+      tokens = std::min(tokens, head.tokens);
+    }
+    to.set_tokens(static_cast<std::uint64_t>(tokens));
+  }
 }
 
 }  // namespace kvtier::service

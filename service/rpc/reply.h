@@ -15,5 +15,6 @@ v1::LayerInfo ToProto(const cachestore::LayerDescription& layer,
                       const cachestore::LayerModel& model, int index);
 v1::SequenceManifest ManifestOf(const cachestore::SequenceReader& reader);
 v1::DType ToProto(kernels::ElementType type);
+void FillScales(const cachestore::ModelEntry& entry, v1::ScalesResponse& response);
 
 }  // namespace kvtier::service

@@ -209,6 +209,7 @@ absl::StatusOr<cachestore::ModelRequest> ModelRequestFrom(const v1::RegisterMode
     KVT_ASSIGN_OR_RETURN(layer.layer, IntFrom(scales.layer(), "scales.layer"));
     layer.k.assign(scales.k_scale().begin(), scales.k_scale().end());
     layer.v.assign(scales.v_scale().begin(), scales.v_scale().end());
+    layer.q.assign(scales.q_scale().begin(), scales.q_scale().end());
   }
   model.scales_source = request.scales_source();
   KVT_ASSIGN_OR_RETURN(model.max_tokens, TokensFrom(request.max_tokens(), "max_tokens"));

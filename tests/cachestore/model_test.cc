@@ -181,6 +181,12 @@ TEST(Model, ScalesThatCannotBeAreRefusedByName) {
   ExpectInvalid(second({1e-40f}, {1}), "scales of layer 1 k_scale is 1e-40");
   ExpectInvalid(second({1, 2, 3}, {1}), "k_scale has 3 values; want 1 or 4 (one per KV head)");
   ExpectInvalid(second({1, 2, 3, 0}, {1}), "k_scale is 0");
+  LayerScales query = good;
+  query.layer = 1;
+  query.q = {1, 2};
+  ExpectInvalid(Fp8WithScales({good, query}), "q_scale has 2 values; want 1 or 4");
+  query.q = {-1};
+  ExpectInvalid(Fp8WithScales({good, query}), "scales of layer 1 q_scale is -1");
   ExpectInvalid(second({}, {1}), "scales of layer 1: k_scale is missing");
   ExpectInvalid(second({1}, {}), "scales of layer 1: v_scale is missing");
   ExpectInvalid(Fp8WithScales({good}),
@@ -199,11 +205,15 @@ TEST(Model, ScalesLineSaysWhereTheyComeFrom) {
   const std::vector<LayerScales> both = {{.layer = 0, .k = {2}, .v = {2}},
                                          {.layer = 1, .k = {2}, .v = {1}}};
   EXPECT_THAT(line(Fp8WithScales(both)), HasSubstr("scales: given 2 of 2 layers"));
-  EXPECT_THAT(line(Fp8WithScales(both), "calibrated (a/b)"), HasSubstr("calibrated (a/b)"));
+  EXPECT_EQ(line(Fp8WithScales(both), "calibrated (a/b)"),
+            "scales: calibrated 2 of 2 layers (a/b)");
+  EXPECT_EQ(line(Fp8WithScales(both), "calibrated (a (b))"),
+            "scales: calibrated 2 of 2 layers (a (b))");
   EXPECT_THAT(line(Fp8WithScales({})), HasSubstr("Using KV cache scaling factor 1.0 for fp8_e4m3"));
-  // One layer at 1.0 is enough for the warning.
-  EXPECT_THAT(line(Fp8WithScales({both[0], {.layer = 1, .k = {1}, .v = {1}}})),
-              HasSubstr("Using KV cache scaling factor 1.0 for fp8_e4m3"));
+  // One layer at 1.0 is enough for the warning; how many have other scales is noted then.
+  const ModelRequest half = Fp8WithScales({both[0], {.layer = 1, .k = {1}, .v = {1}}});
+  EXPECT_THAT(line(half), HasSubstr("Using KV cache scaling factor 1.0 for fp8_e4m3"));
+  EXPECT_THAT(Resolve(half).value()->notices, ElementsAre("scales: given 1 of 2 layers"));
   EXPECT_THAT(line(Fp8WithScales({}, "fp8_e5m2")), IsEmpty());
   EXPECT_EQ(Resolve(Fp8WithScales({}, "fp8_e5m2")).value()->unit_scale_layers, 2);
   EXPECT_THAT(line(Fp8WithScales({}, "kivi2")), IsEmpty());
@@ -278,6 +288,7 @@ TEST(ModelId, DiffersInEveryFieldAndSaysWhich) {
   differs("page_tokens", [](ModelRequest& r) { r.page_tokens = 128; });
   differs("scales.1.k.0", [](ModelRequest& r) { r.scales[1].k[0] = std::nextafter(1.5f, 2.0f); });
   differs("scales.0.v.1", [](ModelRequest& r) { r.scales[0].v[1] = 4; });
+  differs("scales.0.q", [](ModelRequest& r) { r.scales[0].q = {4}; });
 }
 
 }  // namespace

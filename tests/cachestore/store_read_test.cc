@@ -310,6 +310,34 @@ TEST_F(StoreRead, Fp8ScalesAsAskedOrAsStoredOrOne) {
   }
 }
 
+// They go to the reader of whatever type, and change no value.
+TEST_F(StoreRead, QueryScalesAreHandedOnAndNotApplied) {
+  Register(TwoLayers(), "auto");
+  const Model& plain = store_.Register(Fp8Request("fp8", {2}, {4}))->model();
+  ModelRequest request = Fp8Request("fp8", {2}, {4});
+  request.scales[0].q = {0.5f, 7};
+  request.scales[1].q = {3};
+  const Model& with_q = store_.Register(request)->model();
+  EXPECT_NE(with_q.id, plain.id);
+  store_.AppendAtOnce("plain", plain, data_, 70);
+  store_.AppendAtOnce("with q", with_q, data_, 70);
+  for (const ElementType as : {ElementType::kE4m3, ElementType::kFp32}) {
+    SequenceReader one = store_.Read("plain", {.as = as});
+    SequenceReader other = store_.Read("with q", {.as = as}, {.shard = {.first_head = 0}});
+    EXPECT_TRUE(one.layers()[0].q_scales.empty());
+    EXPECT_THAT(other.layers()[0].q_scales, ElementsAre(0.5f, 7));
+    EXPECT_THAT(other.layers()[1].q_scales, ElementsAre(3));
+    std::vector<std::byte> k(2 * 70 * 32 * 4), v(k.size()), other_k(k.size()), other_v(k.size());
+    ASSERT_THAT(one.Fill(0, 0, 70, k.data(), v.data()), IsOk());
+    ASSERT_THAT(other.Fill(0, 0, 70, other_k.data(), other_v.data()), IsOk());
+    EXPECT_EQ(k, other_k);
+    EXPECT_EQ(v, other_v);
+  }
+  const SequenceReader second =
+      store_.Read("with q", {}, {.shard = {.first_head = 1, .num_heads = 1}});
+  EXPECT_THAT(second.layers()[0].q_scales, ElementsAre(7));
+}
+
 TEST_F(StoreRead, PerHeadScalesAreRefusedToWhoTakesOneOnly) {
   Register(TwoLayers(), "auto");
   const Model& model = store_.Register(Fp8Request("fp8", {2}, {4, 5}))->model();

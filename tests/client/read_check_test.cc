@@ -132,6 +132,10 @@ TEST(ReadCheck, RefusesFp8WithoutScales) {
               StatusIs(absl::StatusCode::kDataLoss, HasSubstr("0 K scales for 2 heads")));
   EXPECT_THAT(BeginWith([&](v1::ReadManifest& m) { fp8(m, 1, 3); }),
               StatusIs(absl::StatusCode::kDataLoss, HasSubstr("3 V scales for 2 heads")));
+  EXPECT_THAT(BeginWith([&](v1::ReadManifest& m) {
+                m.mutable_sequences(0)->mutable_layers(0)->mutable_q_scale()->Resize(3, 1.0F);
+              }),
+              StatusIs(absl::StatusCode::kDataLoss, HasSubstr("3 Q scales for 2 heads")));
 }
 
 // Every byte of a chunk goes to one place, and all places of the layer are met: checked by writing

@@ -112,6 +112,21 @@ class ClientTest(unittest.TestCase):
         np.testing.assert_array_equal(kvtier.to_float32(layer.k, layer.dtype, layer.k_scale), exact.k)
         np.testing.assert_array_equal(kvtier.to_float32(layer.v, layer.dtype, layer.v_scale), exact.v)
 
+    def test_query_scales_are_handed_on_and_magnitudes_observed(self):
+        data = random_kv()
+        scales = {layer: (0.02, 0.03, np.arange(1, HEADS + 1)) for layer in range(LAYERS)}
+        model = self.model("fp8", scales=scales, scales_source="calibrated (here)")
+        self.assertEqual(model.reply.scales_line, f"scales: calibrated {LAYERS} of {LAYERS} layers (here)")
+        self.put(model, data)
+        layer = self.client.read(self.sequence, dtype="float32", heads=range(1, 3)).layers[1]
+        np.testing.assert_array_equal(layer.q_scale, np.float32([2, 3]))
+        observed = self.client.scales(model).layers[1]
+        self.assertEqual(observed.tokens, TOKENS)
+        np.testing.assert_array_equal(np.float32(observed.k_scale), np.float32([0.02]))
+        for amax, side in zip((observed.k_amax, observed.v_amax), data[1]):
+            largest = np.abs(kvtier.to_float32(side, "bfloat16")).max(axis=(0, 2))
+            np.testing.assert_array_equal(np.float32(amax), largest)
+
     def test_a_stream_resumes_where_it_stands(self):
         data = random_kv()
         model = self.model()

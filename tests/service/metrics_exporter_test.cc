@@ -5,6 +5,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cstdio>
 #include <fstream>
@@ -188,6 +189,7 @@ TEST_F(MetricsTest, FiguresAreThoseOfTheStore) {
   EXPECT_EQ(series["kvtier_sequences" + with(R"(state="sealed")")], 1);
   EXPECT_EQ(series["kvtier_layers" + model], 2);
   EXPECT_EQ(series["kvtier_unit_scale_layers" + model], 0);
+  EXPECT_EQ(series["kvtier_fp8_range_used_ratio" + with(R"(side="k")")], 0);
   EXPECT_EQ(series["kvtier_append_bytes_total" + model], 401 * 512);
   EXPECT_EQ(series["kvtier_append_tokens_total" + model], 401);
 
@@ -233,6 +235,20 @@ TEST_F(MetricsTest, CountersStayWhenSequencesGo) {
   EXPECT_EQ(series["kvtier_unit_scale_layers" + model], 2);
   EXPECT_EQ(series["kvtier_saturated_values_total" + model], entry->totals().saturated_values);
   EXPECT_GE(entry->totals().saturated_values, 1);
+  float k = 0, v = 0;
+  for (const auto& layer : entry->observed()) {
+    for (const cachestore::HeadMagnitudes& head : layer) {
+      k = std::max(k, head.k);
+      v = std::max(v, head.v);
+    }
+  }
+  const auto range_used = [&](const std::string& side) {
+    return series[R"(kvtier_fp8_range_used_ratio{model="m",format="fp8_e4m3",side=")" + side +
+                  "\"}"];
+  };
+  EXPECT_FLOAT_EQ(static_cast<float>(range_used("k")), k / 448);
+  EXPECT_FLOAT_EQ(static_cast<float>(range_used("v")), v / 448);
+  EXPECT_GT(std::max(k, v), 448);
 }
 
 TEST_F(MetricsTest, ModelsOfOneNameAndFormatAreOneSeries) {

@@ -202,13 +202,14 @@ class LayerInfo(_message.Message):
     def __init__(self, layer: _Optional[int] = ..., kv_cache_dtype: _Optional[str] = ..., received_tokens: _Optional[int] = ..., k_code_tokens: _Optional[int] = ..., v_code_tokens: _Optional[int] = ..., k_saturated_values: _Optional[int] = ..., v_saturated_values: _Optional[int] = ...) -> None: ...
 
 class LayerManifest(_message.Message):
-    __slots__ = ["dtype", "k_code_tokens", "k_head_dim", "k_scale", "layer", "num_heads", "v_code_tokens", "v_head_dim", "v_scale"]
+    __slots__ = ["dtype", "k_code_tokens", "k_head_dim", "k_scale", "layer", "num_heads", "q_scale", "v_code_tokens", "v_head_dim", "v_scale"]
     DTYPE_FIELD_NUMBER: _ClassVar[int]
     K_CODE_TOKENS_FIELD_NUMBER: _ClassVar[int]
     K_HEAD_DIM_FIELD_NUMBER: _ClassVar[int]
     K_SCALE_FIELD_NUMBER: _ClassVar[int]
     LAYER_FIELD_NUMBER: _ClassVar[int]
     NUM_HEADS_FIELD_NUMBER: _ClassVar[int]
+    Q_SCALE_FIELD_NUMBER: _ClassVar[int]
     V_CODE_TOKENS_FIELD_NUMBER: _ClassVar[int]
     V_HEAD_DIM_FIELD_NUMBER: _ClassVar[int]
     V_SCALE_FIELD_NUMBER: _ClassVar[int]
@@ -218,20 +219,43 @@ class LayerManifest(_message.Message):
     k_scale: _containers.RepeatedScalarFieldContainer[float]
     layer: int
     num_heads: int
+    q_scale: _containers.RepeatedScalarFieldContainer[float]
     v_code_tokens: int
     v_head_dim: int
     v_scale: _containers.RepeatedScalarFieldContainer[float]
-    def __init__(self, layer: _Optional[int] = ..., num_heads: _Optional[int] = ..., k_head_dim: _Optional[int] = ..., v_head_dim: _Optional[int] = ..., dtype: _Optional[_Union[DType, str]] = ..., k_scale: _Optional[_Iterable[float]] = ..., v_scale: _Optional[_Iterable[float]] = ..., k_code_tokens: _Optional[int] = ..., v_code_tokens: _Optional[int] = ...) -> None: ...
+    def __init__(self, layer: _Optional[int] = ..., num_heads: _Optional[int] = ..., k_head_dim: _Optional[int] = ..., v_head_dim: _Optional[int] = ..., dtype: _Optional[_Union[DType, str]] = ..., k_scale: _Optional[_Iterable[float]] = ..., v_scale: _Optional[_Iterable[float]] = ..., k_code_tokens: _Optional[int] = ..., v_code_tokens: _Optional[int] = ..., q_scale: _Optional[_Iterable[float]] = ...) -> None: ...
 
-class LayerScales(_message.Message):
-    __slots__ = ["k_scale", "layer", "v_scale"]
+class LayerObservation(_message.Message):
+    __slots__ = ["k_amax", "k_scale", "kv_cache_dtype", "layer", "q_scale", "tokens", "v_amax", "v_scale"]
+    KV_CACHE_DTYPE_FIELD_NUMBER: _ClassVar[int]
+    K_AMAX_FIELD_NUMBER: _ClassVar[int]
     K_SCALE_FIELD_NUMBER: _ClassVar[int]
     LAYER_FIELD_NUMBER: _ClassVar[int]
+    Q_SCALE_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    V_AMAX_FIELD_NUMBER: _ClassVar[int]
+    V_SCALE_FIELD_NUMBER: _ClassVar[int]
+    k_amax: _containers.RepeatedScalarFieldContainer[float]
+    k_scale: _containers.RepeatedScalarFieldContainer[float]
+    kv_cache_dtype: str
+    layer: int
+    q_scale: _containers.RepeatedScalarFieldContainer[float]
+    tokens: int
+    v_amax: _containers.RepeatedScalarFieldContainer[float]
+    v_scale: _containers.RepeatedScalarFieldContainer[float]
+    def __init__(self, layer: _Optional[int] = ..., kv_cache_dtype: _Optional[str] = ..., k_scale: _Optional[_Iterable[float]] = ..., v_scale: _Optional[_Iterable[float]] = ..., q_scale: _Optional[_Iterable[float]] = ..., k_amax: _Optional[_Iterable[float]] = ..., v_amax: _Optional[_Iterable[float]] = ..., tokens: _Optional[int] = ...) -> None: ...
+
+class LayerScales(_message.Message):
+    __slots__ = ["k_scale", "layer", "q_scale", "v_scale"]
+    K_SCALE_FIELD_NUMBER: _ClassVar[int]
+    LAYER_FIELD_NUMBER: _ClassVar[int]
+    Q_SCALE_FIELD_NUMBER: _ClassVar[int]
     V_SCALE_FIELD_NUMBER: _ClassVar[int]
     k_scale: _containers.RepeatedScalarFieldContainer[float]
     layer: int
+    q_scale: _containers.RepeatedScalarFieldContainer[float]
     v_scale: _containers.RepeatedScalarFieldContainer[float]
-    def __init__(self, layer: _Optional[int] = ..., k_scale: _Optional[_Iterable[float]] = ..., v_scale: _Optional[_Iterable[float]] = ...) -> None: ...
+    def __init__(self, layer: _Optional[int] = ..., k_scale: _Optional[_Iterable[float]] = ..., v_scale: _Optional[_Iterable[float]] = ..., q_scale: _Optional[_Iterable[float]] = ...) -> None: ...
 
 class LayerSpec(_message.Message):
     __slots__ = ["k_head_dim", "kind", "kv_heads", "v_head_dim", "window"]
@@ -455,6 +479,26 @@ class RemoveResponse(_message.Message):
     BOOT_ID_FIELD_NUMBER: _ClassVar[int]
     boot_id: str
     def __init__(self, boot_id: _Optional[str] = ...) -> None: ...
+
+class ScalesRequest(_message.Message):
+    __slots__ = ["model_id"]
+    MODEL_ID_FIELD_NUMBER: _ClassVar[int]
+    model_id: str
+    def __init__(self, model_id: _Optional[str] = ...) -> None: ...
+
+class ScalesResponse(_message.Message):
+    __slots__ = ["boot_id", "kv_cache_dtype", "layers", "model_id", "name"]
+    BOOT_ID_FIELD_NUMBER: _ClassVar[int]
+    KV_CACHE_DTYPE_FIELD_NUMBER: _ClassVar[int]
+    LAYERS_FIELD_NUMBER: _ClassVar[int]
+    MODEL_ID_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    boot_id: str
+    kv_cache_dtype: str
+    layers: _containers.RepeatedCompositeFieldContainer[LayerObservation]
+    model_id: str
+    name: str
+    def __init__(self, boot_id: _Optional[str] = ..., model_id: _Optional[str] = ..., name: _Optional[str] = ..., kv_cache_dtype: _Optional[str] = ..., layers: _Optional[_Iterable[_Union[LayerObservation, _Mapping]]] = ...) -> None: ...
 
 class SealRequest(_message.Message):
     __slots__ = ["namespace", "sequence", "tokens"]

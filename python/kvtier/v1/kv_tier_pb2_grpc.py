@@ -59,6 +59,11 @@ class KvTierServiceStub(object):
                 request_serializer=kvtier_dot_v1_dot_kv__tier__pb2.CapacityRequest.SerializeToString,
                 response_deserializer=kvtier_dot_v1_dot_kv__tier__pb2.CapacityResponse.FromString,
                 )
+        self.Scales = channel.unary_unary(
+                '/kvtier.v1.KvTierService/Scales',
+                request_serializer=kvtier_dot_v1_dot_kv__tier__pb2.ScalesRequest.SerializeToString,
+                response_deserializer=kvtier_dot_v1_dot_kv__tier__pb2.ScalesResponse.FromString,
+                )
         self.Drain = channel.unary_unary(
                 '/kvtier.v1.KvTierService/Drain',
                 request_serializer=kvtier_dot_v1_dot_kv__tier__pb2.DrainRequest.SerializeToString,
@@ -136,6 +141,13 @@ class KvTierServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Scales(self, request, context):
+        """A model's scales, and the largest magnitudes that its appends have had since the server started: what scales should be.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Drain(self, request, context):
         """Stops taking new append streams and registrations; what runs may end, and reads go on. Readiness turns NOT_SERVING at once.
         """
@@ -190,6 +202,11 @@ def add_KvTierServiceServicer_to_server(servicer, server):
                     servicer.Capacity,
                     request_deserializer=kvtier_dot_v1_dot_kv__tier__pb2.CapacityRequest.FromString,
                     response_serializer=kvtier_dot_v1_dot_kv__tier__pb2.CapacityResponse.SerializeToString,
+            ),
+            'Scales': grpc.unary_unary_rpc_method_handler(
+                    servicer.Scales,
+                    request_deserializer=kvtier_dot_v1_dot_kv__tier__pb2.ScalesRequest.FromString,
+                    response_serializer=kvtier_dot_v1_dot_kv__tier__pb2.ScalesResponse.SerializeToString,
             ),
             'Drain': grpc.unary_unary_rpc_method_handler(
                     servicer.Drain,
@@ -356,6 +373,23 @@ class KvTierService(object):
         return grpc.experimental.unary_unary(request, target, '/kvtier.v1.KvTierService/Capacity',
             kvtier_dot_v1_dot_kv__tier__pb2.CapacityRequest.SerializeToString,
             kvtier_dot_v1_dot_kv__tier__pb2.CapacityResponse.FromString,
+            options, channel_credentials,
+            insecure, call_credentials, compression, wait_for_ready, timeout, metadata)
+
+    @staticmethod
+    def Scales(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(request, target, '/kvtier.v1.KvTierService/Scales',
+            kvtier_dot_v1_dot_kv__tier__pb2.ScalesRequest.SerializeToString,
+            kvtier_dot_v1_dot_kv__tier__pb2.ScalesResponse.FromString,
             options, channel_credentials,
             insecure, call_credentials, compression, wait_for_ready, timeout, metadata)
 
