@@ -3,31 +3,13 @@
 #include <fmt/format.h>
 
 #include <filesystem>
-#include <fstream>
-#include <iterator>
 #include <utility>
 
 #include "cachestore/base/status_macros.h"
+#include "client/text_file.h"
 
 namespace kvtier::client {
 namespace {
-
-// No config.json is near this; it keeps a wrong path from being read whole.
-constexpr std::uintmax_t kMaxConfigBytes = 16 << 20;
-
-absl::StatusOr<std::string> ReadText(const std::string& path) {
-  std::error_code error;
-  const std::uintmax_t size = std::filesystem::file_size(path, error);
-  std::ifstream stream(path, std::ios::binary);
-  if (error || !stream) {
-    return absl::InvalidArgumentError(fmt::format("{} cannot be read as a file", path));
-  }
-  if (size > kMaxConfigBytes) {
-    return absl::InvalidArgumentError(
-        fmt::format("{} has {} bytes; a config.json has at most {}", path, size, kMaxConfigBytes));
-  }
-  return std::string(std::istreambuf_iterator<char>(stream), {});
-}
 
 std::string NameFromPath(const std::string& path) {
   std::error_code ignored;
@@ -57,7 +39,7 @@ absl::Status MatchNumber(const std::string& what, std::uint64_t file, std::uint6
 }  // namespace
 
 absl::StatusOr<ModelConfig> ReadModelConfig(const std::string& path) {
-  KVT_ASSIGN_OR_RETURN(const std::string text, ReadText(path));
+  KVT_ASSIGN_OR_RETURN(const std::string text, ReadTextFile(path));
   absl::StatusOr<ModelConfig> config = ParseModelConfig(text);
   if (!config.ok()) {
     return absl::InvalidArgumentError(

@@ -35,6 +35,19 @@ int Session::BadUsage(const absl::Status& status) const {
   return kExitBadUsage;
 }
 
+void RefuseCalculateKvScales(CLI::App& app) {
+  app.add_flag_callback(
+         "--calculate-kv-scales",
+         [] {
+           throw CLI::ValidationError(
+               "--calculate-kv-scales",
+               "scales guessed from a request's first tokens are not supported; take a calibrated "
+               "checkpoint (put --scales), or write what a server has seen (scales --observed)");
+         },
+         "Not supported")
+      ->group("");
+}
+
 NewCommand AddCommand(CLI::App& parent, Terminal& terminal, const std::string& name,
                       const std::string& description) {
   NewCommand command;

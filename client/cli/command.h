@@ -53,6 +53,9 @@ class Session {
   CommonFlags flags_;
 };
 
+// `--calculate-kv-scales`, for who knows it from an engine: refused, saying what replaced it.
+void RefuseCalculateKvScales(CLI::App& app);
+
 // A sub-command's parser with the common flags, and the session that reads them.
 struct NewCommand {
   CLI::App* app = nullptr;
@@ -67,6 +70,7 @@ Command AddList(CLI::App& parent, Terminal& terminal);
 Command AddDescribe(CLI::App& parent, Terminal& terminal);
 Command AddCapacity(CLI::App& parent, Terminal& terminal);
 Command AddRemove(CLI::App& parent, Terminal& terminal);
+Command AddScales(CLI::App& parent, Terminal& terminal);
 Command AddPlan(CLI::App& parent, Terminal& terminal);
 Command AddFormats(CLI::App& parent, Terminal& terminal);
 Command AddDrain(CLI::App& parent, Terminal& terminal);

@@ -13,6 +13,7 @@
 #include "client/cli/table.h"
 #include "client/kv_file.h"
 #include "client/model_source.h"
+#include "client/scales_file.h"
 #include "client/upload.h"
 
 namespace kvtier::client {
@@ -30,26 +31,23 @@ struct PutFlags {
   std::uint32_t chunk_tokens = 256;
   std::vector<float> k_scale;
   std::vector<float> v_scale;
+  std::string scales;
   bool saturate = false;
   bool no_seal = false;
   bool progress = false;
 };
 
-bool Skipped(const PutFlags& flags, int index, const v1::LayerSpec& layer) {
-  return std::any_of(
-      flags.skip_layers.begin(), flags.skip_layers.end(), [&](const std::string& skip) {
-        return skip == fmt::format("{}", index) ||
-               (skip == "sliding_window" && layer.kind() == v1::LAYER_KIND_SLIDING_WINDOW);
-      });
-}
-
 // The flags' scales, for every layer that is stored as FP8.
 absl::Status AddScales(const PutFlags& flags, v1::RegisterModelRequest& request) {
+  if (!flags.scales.empty()) {
+    KVT_ASSIGN_OR_RETURN(const CheckpointScales scales, ReadScales(flags.scales, {}));
+    return SetScales(scales, request);
+  }
   if (flags.k_scale.empty() && flags.v_scale.empty()) return absl::OkStatus();
   request.set_scales_source("given");
   for (int i = 0; i < request.spec().layers_size(); ++i) {
     const v1::LayerSpec& layer = request.spec().layers(i);
-    if (Skipped(flags, i, layer)) continue;
+    if (KeepsSourceDtype(request, i)) continue;
     if (flags.k_scale.empty() || (flags.v_scale.empty() && layer.v_head_dim() > 0)) {
       return absl::InvalidArgumentError(
           fmt::format("{} is missing: K and V are scaled together",
@@ -261,12 +259,20 @@ Command AddPut(CLI::App& parent, Terminal& terminal) {
   app.add_option("--chunk-tokens", flags->chunk_tokens, "Tokens of one layer in a message")
       ->check(CLI::Range(1U, 1U << 24U))
       ->capture_default_str();
-  app.add_option("--k-scale", flags->k_scale, "FP8 scale of K: one, or one per KV head by commas")
-      ->delimiter(',')
-      ->allow_extra_args(false);
-  app.add_option("--v-scale", flags->v_scale, "FP8 scale of V: one, or one per KV head by commas")
-      ->delimiter(',')
-      ->allow_extra_args(false);
+  CLI::Option* k_scale = app.add_option("--k-scale", flags->k_scale,
+                                        "FP8 scale of K: one, or one per KV head by commas")
+                             ->delimiter(',')
+                             ->allow_extra_args(false);
+  CLI::Option* v_scale = app.add_option("--v-scale", flags->v_scale,
+                                        "FP8 scale of V: one, or one per KV head by commas")
+                             ->delimiter(',')
+                             ->allow_extra_args(false);
+  app.add_option("--scales", flags->scales,
+                 "FP8 scales of a calibrated checkpoint: its directory, or what `kvtier scales "
+                 "--out` wrote")
+      ->excludes(k_scale)
+      ->excludes(v_scale);
+  RefuseCalculateKvScales(app);
   app.add_flag("--saturate", flags->saturate,
                "Store Inf and NaN saturated instead of refusing them");
   app.add_flag("--no-seal", flags->no_seal, "Leave the sequence open");
