@@ -69,8 +69,8 @@ absl::StatusOr<float> CheckValues(const TensorModel& tensor, const SourceTensor&
   const bool take_all = codec.id == kernels::CodecId::kFp8 &&
                         codec.rotation == kernels::Rotation::kNone && saturate_non_finite;
   // What is larger, and a NaN, is refused, or passed over.
-  const float limit = take_all ? std::numeric_limits<float>::max()
-                               : kernels::MagnitudeLimit(codec, tensor.dim());
+  const float limit =
+      take_all ? std::numeric_limits<float>::max() : kernels::MagnitudeLimit(codec, tensor.dim());
   const kernels::ConstRows rows = source.RowsOf(range.shard_head, range.begin - range.first_token);
   const auto fits = [limit](float magnitude) { return magnitude <= limit; };  // false for NaN
   float largest = kernels::LargestMagnitude(rows, tensor.dim(), range.end - range.begin);

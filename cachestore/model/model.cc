@@ -176,11 +176,27 @@ void DescribeScales(const ModelRequest& request, Model& model) {
 }
 
 void AddNotices(const Format& format, Model& model) {
-  if (format.kind != Format::Kind::kKivi || format.k_bits != 2) return;
-  model.notices.push_back(
-      "2-bit keys lose accuracy on models whose KV heads serve several query heads (GQA, MQA): "
-      "evaluate your model, or use "
-      "4-bit keys (kivi4, k4v2)");
+  const bool kivi = format.kind == Format::Kind::kKivi;
+  if (kivi && format.k_bits == 2) {
+    model.notices.push_back(
+        "2-bit keys lose accuracy on models whose KV heads serve several query heads (GQA, MQA): "
+        "evaluate your model, or use 4-bit keys (kivi4, k4v2)");
+  }
+  const bool mla =
+      std::any_of(model.layers.begin(), model.layers.end(),
+                  [](const LayerModel& layer) { return layer.spec.kind == LayerKind::kMla; });
+  if (kivi && mla) {
+    model.notices.push_back(
+        "nobody has published what KIVI does to the latent of MLA: evaluate your model");
+  }
+  const bool nvfp4 = format.codec == kernels::CodecId::kNvfp4 ||
+                     format.codec == kernels::CodecId::kNvfp4FourOverSix;
+  if (nvfp4 && model.unit_scale_layers > 0) {
+    model.notices.push_back(
+        "nvfp4 at scale 1.0 loses blocks of 16 channels whose largest magnitude is below 0.006, "
+        "and "
+        "saturates above 2,688: give calibrated scales");
+  }
 }
 
 TensorModel MakeTensor(const TensorFormat& format, int heads, int dim, const Model& model) {

@@ -27,11 +27,11 @@ int RunCli(std::vector<std::string> arguments, Terminal& terminal) {
   CLI::App app("Stores and reads KV caches in a kvtier server", "kvtier");
   app.set_version_flag("--version", fmt::format("kvtier {} ({})", kVersion, kRevision));
   app.require_subcommand(0, 1);  // a wrong one is named, and none is answered below
-  const std::vector<Command> commands = {
-      AddPut(app, terminal),      AddGet(app, terminal),    AddList(app, terminal),
-      AddDescribe(app, terminal), AddRemove(app, terminal), AddCapacity(app, terminal),
-      AddScales(app, terminal),   AddPlan(app, terminal),   AddFormats(app, terminal),
-      AddDrain(app, terminal)};
+  const std::vector<Command> commands = {AddPut(app, terminal),     AddGet(app, terminal),
+                                         AddList(app, terminal),    AddDescribe(app, terminal),
+                                         AddRemove(app, terminal),  AddCapacity(app, terminal),
+                                         AddScales(app, terminal),  AddPlan(app, terminal),
+                                         AddFormats(app, terminal), AddDrain(app, terminal)};
   for (const std::string& argument : arguments) {
     if (IsUtf8(argument)) continue;
     terminal.err << "kvtier: an argument is not UTF-8 text: " << JsonLine(argument);

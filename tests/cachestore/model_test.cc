@@ -221,13 +221,19 @@ TEST(Model, ScalesLineSaysWhereTheyComeFrom) {
   EXPECT_EQ(Resolve(Fp8WithScales(both)).value()->fp8_layers, 2);
 }
 
-TEST(Model, TwoBitKeysGetANotice) {
-  const auto notices = [](const char* dtype) {
-    return Resolve(RequestOf(UniformSpec({.dim = 64}), dtype)).value()->notices;
+TEST(Model, WhatAFormatIsKnownToLoseGetsANotice) {
+  const auto notices = [](const char* dtype, std::vector<LayerScales> scales = {}) {
+    ModelRequest request = RequestOf(UniformSpec({.dim = 64}), dtype);
+    request.scales = std::move(scales);
+    return Resolve(request).value()->notices;
   };
   EXPECT_THAT(notices("kivi2"), ElementsAre(HasSubstr("4-bit keys")));
   EXPECT_THAT(notices("k4v2"), IsEmpty());
   EXPECT_THAT(notices("auto"), IsEmpty());
+  EXPECT_THAT(notices("nvfp4"), ElementsAre(HasSubstr("nvfp4 at scale 1.0 loses")));
+  EXPECT_THAT(notices("nvfp4", {{.layer = 0, .k = {0.01f}, .v = {0.01f}}}), IsEmpty());
+  EXPECT_THAT(Resolve(RequestOf(IrregularSpec(), "kivi4")).value()->notices,
+              ElementsAre(HasSubstr("the latent of MLA")));
 }
 
 TEST(Model, SourceBytesPerTokenAreOfAllLayers) {
