@@ -23,7 +23,7 @@ using kvtier::testing::SeededRandom;
 using kvtier::testing::TempDir;
 using nlohmann::json;
 using ::testing::AllOf;
-using ::testing::ElementsAre;
+using ::testing::ContainsRegex;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using ::testing::Not;
@@ -239,9 +239,9 @@ TEST(PlanCommand, DrawsThePlot) {
     ASSERT_EQ(answer.code, 0) << answer.err;
     const std::string drawing = ReadFile(path);
     EXPECT_THAT(drawing.substr(0, 8), StartsWith(start));
-    if (name.ends_with("svg")) {
-      EXPECT_THAT(drawing, AllOf(HasSubstr("auto, bfloat16"), HasSubstr("kivi2"),
-                                 HasSubstr("gemma-3-270m: bfloat16 bytes")));
+    if (!name.ends_with("svg")) continue;
+    for (const char* text : {"auto, float16, bfloat16", "kivi2", "gemma-3-270m: bfloat16 bytes"}) {
+      EXPECT_NE(drawing.find(text), std::string::npos) << text;
     }
   }
 }
@@ -314,7 +314,7 @@ TEST(PlanCommand, ABrokenConfigIsAnswered) {
   SeededRandom random;
   const TempDir dir;
   int planned = 0;
-  for (int i = 0; i < 300; ++i) {
+  for (int i = 0; i < 150; ++i) {
     std::string text = ReadFile(Config(random.Pick(kModels)));
     for (std::int64_t change = random.Between(1, 6); change > 0; --change) {
       const auto at = static_cast<std::size_t>(random.Between(0, std::ssize(text) - 1));
@@ -336,13 +336,13 @@ TEST(PlanCommand, ABrokenConfigIsAnswered) {
         {"--kv-cache-dtype=kivi2", "--tokens=100000", "--model=" + dir.Write("broken.json", text)});
     if (answer.code == 0) {
       ++planned;
-      EXPECT_THAT(answer.out, Not(HasSubstr(" -")));  // no negative figure
+      EXPECT_THAT(answer.out, Not(ContainsRegex(" -[0-9]")));  // no negative figure
       continue;
     }
     EXPECT_EQ(answer.code, 2) << text;
     EXPECT_THAT(answer.err, StartsWith("kvtier plan: ")) << text;
   }
-  EXPECT_LT(planned, 300);
+  EXPECT_LT(planned, 150);
 }
 
 }  // namespace
