@@ -23,15 +23,28 @@ struct Shard {
   constexpr int HeadsIn(int layer_heads) const { return EndHeadIn(layer_heads) - first_head; }
 };
 
-// New values of one K or V: the shard's heads, the chunk's tokens, in the source dtype. Strides
-// count elements. Host memory that must stay readable and unchanged while the append runs.
+// Tokens that come as codes: whole final parts of the shard's heads (docs/page_format.md), of
+// consecutive pages. `begin` and `end` count the chunk's tokens.
+struct StoredPages {
+  std::int64_t begin = 0;
+  std::int64_t end = 0;
+  std::vector<const std::byte*> parts;
+  int heads = 0;  // of each part
+};
+
+// New values of one K or V: the shard's heads, the chunk's tokens, in the source dtype, but for
+// those that come as codes, which the rows leave out. Strides count elements. Host memory that must
+// stay readable and unchanged while the append runs.
 struct SourceTensor {
   const std::byte* data = nullptr;
   kernels::ElementType type = kernels::ElementType::kBf16;
   std::int64_t head_stride = 0;
   std::int64_t token_stride = 0;
+  StoredPages stored = {};
 
+  // `chunk_token` is none of the stored ones.
   kernels::ConstRows RowsOf(int shard_head, std::int64_t chunk_token) const {
+    if (chunk_token >= stored.end) chunk_token -= stored.end - stored.begin;
     const std::int64_t offset = shard_head * head_stride + chunk_token * token_stride;
     return {data + offset * kernels::ElementBytes(type), type, token_stride};
   }

@@ -34,6 +34,17 @@ struct LayerTensor::HeadQueue {
   kernels::ConstRows RowsFrom(std::int64_t token) const {
     return source.RowsOf(head.shard_head, token - first_token);
   }
+  std::int64_t stored_begin() const { return first_token + source.stored.begin; }
+  std::int64_t stored_end() const { return first_token + source.stored.end; }
+
+  // Calls f for what of [begin, end) lies before the stored tokens, and for what lies behind them:
+  // pages are cut off, so units stay whole.
+  template <class F>
+  void AroundStored(std::int64_t begin, std::int64_t end, F f) const {
+    if (source.stored.parts.empty()) return f(begin, end);
+    f(begin, std::min(end, stored_begin()));
+    f(std::max(begin, stored_end()), end);
+  }
 };
 
 absl::StatusOr<LayerTensor::Growth> LayerTensor::Reserve(absl::Span<const HeadAdvance> heads,
@@ -86,10 +97,41 @@ void LayerTensor::Queue(absl::Span<const HeadAdvance> heads, const SourceTensor&
     const std::int64_t codes = model_->residual.CodeTokens(head.to);
     // Codes up to here come from the residual: what it holds, and the block that it has begun.
     const std::int64_t in_residual = std::min(codes, AlignUp(head.from, model_->residual.block));
-    QueueResidual(queue, head.from, in_residual, batches.fill);
-    QueueCodes(queue, codes_before, in_residual, true, batches.encode);
-    QueueCodes(queue, std::max(in_residual, codes_before), codes, false, batches.encode);
+    queue.AroundStored(head.from, in_residual, [&](std::int64_t begin, std::int64_t end) {
+      QueueResidual(queue, begin, end, batches.fill);
+    });
+    queue.AroundStored(codes_before, in_residual, [&](std::int64_t begin, std::int64_t end) {
+      QueueCodes(queue, begin, end, true, batches.encode);
+    });
+    queue.AroundStored(std::max(in_residual, codes_before), codes,
+                       [&](std::int64_t begin, std::int64_t end) {
+                         QueueCodes(queue, begin, end, false, batches.encode);
+                       });
     QueueResidual(queue, std::max(codes, head.from), head.to, batches.keep);
+    QueueStored(queue, std::max(codes_before, queue.stored_begin()), queue.stored_end(), batches);
+  }
+}
+
+// Of a page that is new to the head in part only, what was codes already stays, and what was
+// residual comes from the part: a unit that is half of each could come from nowhere else.
+void LayerTensor::QueueStored(const HeadQueue& queue, std::int64_t begin, std::int64_t end,
+                              Batches& batches) {
+  const PartLayout& layout = model_->layout;
+  const std::int64_t first_page = queue.stored_begin() / layout.page_tokens;
+  const StoredPages& stored = queue.source.stored;
+  const PartLayout came =
+      MakePartLayout(layout.codec, stored.heads, layout.dim, layout.page_tokens);
+  while (begin < end) {
+    const std::int64_t page = begin / layout.page_tokens;
+    const std::int64_t until = (page + 1) * layout.page_tokens;
+    const std::int64_t in_page = begin - page * layout.page_tokens;
+    Part& part = *parts_[static_cast<std::size_t>(page)];
+    const std::byte* from = stored.parts[static_cast<std::size_t>(page - first_page)];
+    batches.copy.push_back({part.UnitAt(queue.head.head, in_page),
+                            from + came.UnitOffset(queue.head.shard_head, in_page),
+                            (until - begin) / layout.unit_tokens * layout.unit.total()});
+    part.saturated(queue.head.head) = EntryOf(from, queue.head.shard_head).saturated;
+    begin = until;
   }
 }
 
@@ -129,7 +171,7 @@ void LayerTensor::QueueCodes(const HeadQueue& queue, std::int64_t begin, std::in
           .source = rows,
           .units = static_cast<int>((until - begin) / layout.unit_tokens),
           .out = part.UnitAt(head, begin - page * layout.page_tokens)},
-         part.saturated()});
+         &part.saturated(head)});
     begin = until;
   }
 }
@@ -177,7 +219,7 @@ TensorPins LayerTensor::Pin(std::int64_t first_token, std::int64_t end_token,
   for (std::int64_t page = pins.first_page;
        page < std::min(end_page, static_cast<std::int64_t>(parts_.size())); ++page) {
     const std::shared_ptr<Part>& part = parts_[static_cast<std::size_t>(page)];
-    pins.parts.push_back({part, part->final()});
+    pins.parts.push_back({.part = part, .final = part->final()});
   }
   bool reads_residual = false;
   for (const std::int64_t tokens : received) {

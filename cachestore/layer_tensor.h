@@ -29,7 +29,8 @@ struct TensorPins {
   std::int64_t first_page = 0;
   struct PinnedPart {
     std::shared_ptr<const Part> part;
-    bool unverified = false;  // final, and its checksums not yet compared by this reader
+    bool final = false;     // when it was pinned
+    bool verified = false;  // this reader has compared its checksums
   };
   std::vector<PinnedPart> parts;  // from first_page
   ResidualPin residual;
@@ -61,6 +62,13 @@ class LayerTensor {
   // An append in three batches that must run in this order: tokens that complete a residual block
   // go to the residual; full units become codes; what stays residual is kept.
   struct Batches {
+    // Codes that came as such; with `encode`.
+    struct Copy {
+      std::byte* to;
+      const std::byte* from;
+      std::int64_t bytes;
+    };
+    std::vector<Copy> copy;
     std::vector<EncodeJob> fill;
     std::vector<EncodeJob> encode;
     std::vector<EncodeJob> keep;
@@ -74,6 +82,12 @@ class LayerTensor {
   // `residual_tokens` is what remains over all heads.
   void Settle(absl::Span<const HeadAdvance> heads, std::int64_t residual_tokens, Device& device);
 
+  // Of a head's values in a page how many have saturated so far; 0 for a page that isn't there.
+  std::uint64_t SaturatedIn(std::int64_t page, int head) const {
+    const auto index = static_cast<std::size_t>(page);
+    return index < parts_.size() ? parts_[index]->saturated(head) : 0;
+  }
+
   // No tokens will follow: an empty residual slot is given back.
   void Seal();
 
@@ -81,6 +95,8 @@ class LayerTensor {
                  absl::Span<const std::int64_t> received) const;
 
   const TensorModel& model() const { return *model_; }
+  Side side() const { return side_; }
+  bool k_before_rope() const { return k_before_rope_; }
   const MemoryHeld& held() const { return held_; }
   std::uint64_t saturated() const { return saturated_; }
 
@@ -91,6 +107,7 @@ class LayerTensor {
                      std::vector<EncodeJob>& jobs);
   void QueueCodes(const HeadQueue& queue, std::int64_t begin, std::int64_t end, bool from_residual,
                   std::vector<EncodeJob>& jobs);
+  void QueueStored(const HeadQueue& queue, std::int64_t begin, std::int64_t end, Batches& batches);
   void HoldResidual(std::int64_t tokens);
 
   const TensorModel* model_;

@@ -9,6 +9,7 @@
 #include "cachestore/base/check.h"
 #include "cachestore/base/errors.h"
 #include "cachestore/base/status_macros.h"
+#include "cachestore/stored_append.h"
 #include "cachestore/value_check.h"
 
 namespace kvtier::cachestore {
@@ -25,30 +26,47 @@ void NotifyEnded(const std::vector<std::shared_ptr<WriterClaim>>& claims) {
   }
 }
 
-// Checks the values of one layer's new tokens, K and V, and says how large they are.
-absl::StatusOr<std::vector<HeadObservation>> CheckLayerValues(
-    const LayerModel& model, const Chunk& chunk, const Chunk::Layer& source,
-    const std::vector<HeadAdvance>& heads) {
-  std::vector<HeadObservation> observed;
+// What of one head was looked at as values.
+struct Seen {
+  float largest = 0;  // finite magnitude
+  std::int64_t tokens = 0;
+};
+
+// Checks what is new of one K or V of a layer: values as values, codes as codes. `seen`: by head.
+absl::Status CheckTensor(const LayerTensor& tensor, const Chunk& chunk, int layer,
+                         const std::vector<HeadAdvance>& heads, const SourceTensor& source,
+                         std::vector<Seen>& seen) {
+  seen.resize(heads.size());
+  if (tensor.model().dim() == 0) return absl::OkStatus();
   for (const HeadAdvance& head : heads) {
-    ValueRange range{.layer = source.layer,
-                     .side = Side::kK,
+    ValueRange range{.layer = layer,
+                     .side = tensor.side(),
                      .head = head.head,
                      .shard_head = head.shard_head,
                      .first_token = chunk.first_token,
                      .begin = head.from,
                      .end = head.to};
-    HeadMagnitudes largest{.tokens = head.to - head.from};
-    KVT_ASSIGN_OR_RETURN(largest.k,
-                         CheckValues(model.k, source.k, range, chunk.saturate_non_finite));
-    if (model.v.dim() > 0) {
-      range.side = Side::kV;
-      KVT_ASSIGN_OR_RETURN(largest.v,
-                           CheckValues(model.v, source.v, range, chunk.saturate_non_finite));
+    Seen& of_head = seen[static_cast<std::size_t>(&head - heads.data())];
+    const auto check = [&](std::int64_t begin, std::int64_t end) -> absl::Status {
+      range.begin = begin;
+      range.end = end;
+      KVT_ASSIGN_OR_RETURN(const float largest,
+                           CheckValues(tensor.model(), source, range, chunk.saturate_non_finite));
+      of_head.largest = std::max(of_head.largest, largest);
+      of_head.tokens += std::max<std::int64_t>(0, end - begin);
+      return absl::OkStatus();
+    };
+    if (source.stored.parts.empty()) {
+      KVT_RETURN_IF_ERROR(check(head.from, head.to));
+      continue;
     }
-    observed.push_back({source.layer, head.head, largest});
+    KVT_RETURN_IF_ERROR(check(head.from, chunk.first_token + source.stored.begin));
+    KVT_RETURN_IF_ERROR(check(std::max(head.from, chunk.first_token + source.stored.end), head.to));
   }
-  return observed;
+  return CheckStoredPages(tensor, source.stored, heads,
+                          {.layer = layer,
+                           .first_token = chunk.first_token,
+                           .saturate_non_finite = chunk.saturate_non_finite});
 }
 
 }  // namespace
@@ -162,8 +180,13 @@ absl::StatusOr<std::vector<Sequence::PlannedLayer>> Sequence::PlanChunk(const Wr
         plan.heads.push_back({head, head - claim.shard.first_head, received, end});
     }
     if (plan.heads.empty()) continue;
-    const LayerModel& model = model_->model().layers[static_cast<std::size_t>(source.layer)];
-    KVT_ASSIGN_OR_RETURN(plan.observed, CheckLayerValues(model, chunk, source, plan.heads));
+    std::vector<Seen> k, v;
+    KVT_RETURN_IF_ERROR(CheckTensor(plan.layer->k, chunk, source.layer, plan.heads, source.k, k));
+    KVT_RETURN_IF_ERROR(CheckTensor(plan.layer->v, chunk, source.layer, plan.heads, source.v, v));
+    for (std::size_t i = 0; i < plan.heads.size(); ++i) {
+      plan.observed.push_back(
+          {source.layer, plan.heads[i].head, {k[i].largest, v[i].largest, k[i].tokens}});
+    }
     planned.push_back(std::move(plan));
   }
   for (PlannedLayer& plan : planned) {
@@ -183,6 +206,8 @@ absl::Status Sequence::RunChunk(const Chunk& chunk, std::vector<PlannedLayer>& p
     plan.layer->v.Grow(std::move(plan.v), device_);
     plan.layer->v.Queue(plan.heads, plan.source->v, chunk.first_token, batches);
   }
+  for (const LayerTensor::Batches::Copy& copy : batches.copy)
+    device_.Write(copy.to, copy.from, copy.bytes);
   KVT_RETURN_IF_ERROR(device_.Encode(batches.fill));
   KVT_RETURN_IF_ERROR(device_.Encode(batches.encode));
   return device_.Encode(batches.keep);

@@ -3,11 +3,14 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cfloat>
 #include <cmath>
+#include <cstring>
 #include <utility>
 
 #include "cachestore/base/errors.h"
 #include "cachestore/base/status_macros.h"
+#include "kernels/host_codec.h"
 
 namespace kvtier::cachestore {
 namespace {
@@ -15,38 +18,19 @@ namespace {
 // A block is one message's at least; clients take messages up to this size.
 constexpr std::int64_t kMaxBlockBytes = 8 << 20;
 
-absl::StatusOr<std::vector<float>> OutputScales(const TensorModel& tensor, ElementType as,
-                                                const ReadFormat& format,
-                                                const std::optional<float>& asked,
-                                                const char* field) {
-  if (asked.has_value()) {
-    if (std::isnormal(*asked) && *asked > 0) return std::vector<float>{*asked};
-    return Error(Reason::kInvalidField,
-                 fmt::format("{} is {}; want a finite normal number above 0", field, *asked));
-  }
-  const kernels::Codec& codec = tensor.layout.codec;
-  if (codec.id != kernels::CodecId::kFp8 || codec.element != as) return std::vector<float>{1.0f};
-  if (!tensor.per_head_scales) return std::vector<float>{tensor.scales.front()};
-  if (format.per_tensor_scales_only) {
-    return Error(Reason::kFormatRefused,
-                 fmt::format("per_tensor_scales_only is set; the layer is stored as {} with a "
-                             "scale per head: give {} or take "
-                             "per-head scales",
-                             kernels::ElementName(as), field));
-  }
-  return tensor.scales;
+std::vector<float> OfHeads(const std::vector<float>& scales, HeadRange heads) {
+  if (scales.size() <= 1) return scales;
+  return {scales.begin() + heads.first, scales.begin() + heads.end};
 }
 
 // Scales of the shard's heads; one for all stays one.
-std::vector<float> OfHeads(const std::vector<float>& scales, const Shard& shard) {
-  if (scales.size() <= 1) return scales;
-  const int heads = static_cast<int>(scales.size());
-  return {scales.begin() + shard.first_head, scales.begin() + shard.EndHeadIn(heads)};
-}
-
-std::int64_t LeastCodes(const TensorPins& tensor, const Shard& shard) {
-  const auto first = tensor.code_tokens.begin() + shard.first_head;
-  return *std::min_element(first, first + shard.HeadsIn(tensor.model->heads()));
+StoredScales ScalesOf(const TensorModel& tensor, HeadRange heads) {
+  StoredScales stored{tensor.layout.codec, tensor.scales};
+  if (stored.scales.empty()) return stored;
+  const auto first = tensor.scales.begin();
+  stored.scales.assign(first + heads.first,
+                       first + (tensor.per_head_scales ? heads.end : heads.first + 1));
+  return stored;
 }
 
 }  // namespace
@@ -74,37 +58,168 @@ absl::StatusOr<SequenceReader> SequenceReader::Make(SequencePins pins, const Rea
                     .element = format.as.value_or(model.k.source),
                     .k_scales = {},
                     .v_scales = {},
-                    .q_scales = OfHeads(model.q_scales, p.shard)};
-    if (kernels::IsFp8(out.element)) {
-      KVT_ASSIGN_OR_RETURN(const std::vector<float> k,
-                           OutputScales(model.k, out.element, format, format.k_scale, "k_scale"));
-      KVT_ASSIGN_OR_RETURN(const std::vector<float> v,
-                           OutputScales(model.v, out.element, format, format.v_scale, "v_scale"));
-      out.k_scales = OfHeads(k, p.shard);
-      out.v_scales = OfHeads(v, p.shard);
-    }
-    out.k_code_tokens = LeastCodes(layer.k, p.shard);
-    out.v_code_tokens = out.v_dim > 0 ? LeastCodes(layer.v, p.shard) : 0;
-    const std::int64_t block =
-        format.block_tokens * (out.k_bytes_per_token() + out.v_bytes_per_token());
-    if (block > kMaxBlockBytes) {
-      return Error(
-          Reason::kInvalidField,
-          fmt::format("block_tokens is {}; a block of layer {} would take {} bytes, want at "
-                      "most {}",
-                      format.block_tokens, out.layer, block, kMaxBlockBytes));
-    }
+                    .q_scales = OfHeads(model.q_scales, reader.heads(static_cast<std::size_t>(i)))};
+    KVT_RETURN_IF_ERROR(reader.CheckRotation(model.k, index));
+    KVT_RETURN_IF_ERROR(reader.SetScales(model, out));
+    const HeadRange heads = reader.heads(static_cast<std::size_t>(i));
+    out.k_code_tokens = LeastCodes(layer.k, heads);
+    out.v_code_tokens = out.v_dim > 0 ? LeastCodes(layer.v, heads) : 0;
+    KVT_RETURN_IF_ERROR(reader.CheckSize(out));
     reader.layers_.push_back(std::move(out));
+  }
+  if (format.stored) {
+    KVT_RETURN_IF_ERROR(reader.CheckBounds());
   }
   return reader;
 }
 
-std::int64_t SequenceReader::total_bytes() const {
+HeadRange SequenceReader::heads(std::size_t layer) const {
+  const Shard& shard = pins_.shard;
+  const auto index = static_cast<std::size_t>(shard.first_layer) + layer;
+  return {shard.first_head, shard.EndHeadIn(pins_.model->model().layers[index].spec.kv_heads)};
+}
+
+absl::Status SequenceReader::CheckRotation(const TensorModel& k, int layer) const {
+  const bool rotated = k.layout.codec.rotation != kernels::Rotation::kNone;
+  if (!format_.stored || !rotated || format_.accept_k_rotation) return absl::OkStatus();
+  return Error(Reason::kFormatRefused,
+               fmt::format("as is STORED; k of layer {} is rotated (k_rotation=hadamard): set "
+                           "accept_k_rotation if the reader turns it back, or read values",
+                           layer));
+}
+
+absl::Status SequenceReader::SetScales(const LayerModel& model, LayerOutput& out) const {
+  const HeadRange heads{pins_.shard.first_head, pins_.shard.first_head + out.heads};
+  const StoredScales k = ScalesOf(model.k, heads), v = ScalesOf(model.v, heads);
+  if (format_.stored) {
+    out.k_scales = k.scales;
+    out.v_scales = v.scales;
+  } else if (kernels::IsFp8(out.element)) {
+    ReadFormat format = format_;
+    format.as = out.element;  // the source's, where none is asked for
+    KVT_ASSIGN_OR_RETURN(out.k_scales, OutputScales(k, format, format.k_scale, "k_scale"));
+    KVT_ASSIGN_OR_RETURN(out.v_scales, OutputScales(v, format, format.v_scale, "v_scale"));
+  }
+  return absl::OkStatus();
+}
+
+// Whether what can't be cut fits a message: a block, or a page as stored.
+absl::Status SequenceReader::CheckSize(const LayerOutput& out) const {
+  const std::int64_t token_bytes = out.k_bytes_per_token() + out.v_bytes_per_token();
+  if (!format_.stored) {
+    const std::int64_t block = format_.block_tokens * token_bytes;
+    if (block <= kMaxBlockBytes) return absl::OkStatus();
+    return Error(Reason::kInvalidField,
+                 fmt::format("block_tokens is {}; a block of layer {} would take {} bytes, want at "
+                             "most {}",
+                             format_.block_tokens, out.layer, block, kMaxBlockBytes));
+  }
+  const LayerModel& model = pins_.model->model().layers[static_cast<std::size_t>(out.layer)];
+  const std::int64_t rows =
+      std::min(model.k.layout.page_tokens,
+               std::max(model.k.residual.capacity(), model.v.residual.capacity()));
+  const std::int64_t page = PartBytes(model.k.layout, out.heads) +
+                            PartBytes(model.v.layout, out.heads) + rows * token_bytes;
+  if (page <= kMaxBlockBytes) return absl::OkStatus();
+  return Error(Reason::kFormatRefused,
+               fmt::format("as is STORED; a page of {} heads of layer {} would take {} bytes, want "
+                           "at most {}: read fewer heads, or values",
+                           out.heads, out.layer, page, kMaxBlockBytes));
+}
+
+absl::Status SequenceReader::CheckBounds() const {
+  for (std::size_t i = 0; i < layers_.size(); ++i) {
+    for (const Side side : {Side::kK, Side::kV}) {
+      if (side == Side::kV && layers_[i].v_dim == 0) continue;
+      const auto name =
+          fmt::format("{} of layer {}", side == Side::kK ? "k" : "v", layers_[i].layer);
+      for (const std::int64_t token : {pins_.first_token, pins_.first_token + pins_.tokens}) {
+        KVT_RETURN_IF_ERROR(
+            CheckGroupBound(pinned(i, side), heads(i), token, pins_.committed_tokens, name));
+      }
+    }
+  }
+  return absl::OkStatus();
+}
+
+StoredSpan SequenceReader::Span(std::size_t layer, Side side, std::int64_t first_token,
+                                std::int64_t tokens) const {
+  if (side == Side::kV && layers_[layer].v_dim == 0) return {};
+  return StoredSpanOf(pinned(layer, side), heads(layer), first_token, tokens);
+}
+
+std::int64_t SequenceReader::StoredBytes(std::size_t layer, std::int64_t first_token,
+                                         std::int64_t tokens) const {
   std::int64_t bytes = 0;
-  for (const LayerOutput& layer : layers_) {
-    bytes += pins_.tokens * (layer.k_bytes_per_token() + layer.v_bytes_per_token());
+  for (const Side side : {Side::kK, Side::kV}) {
+    if (side == Side::kV && layers_[layer].v_dim == 0) continue;
+    bytes +=
+        StoredBytesOf(pinned(layer, side), heads(layer), Span(layer, side, first_token, tokens));
   }
   return bytes;
+}
+
+std::int64_t SequenceReader::total_bytes() const {
+  std::int64_t bytes = 0;
+  for (std::size_t i = 0; i < layers_.size(); ++i) {
+    const LayerOutput& layer = layers_[i];
+    bytes += format_.stored
+                 ? StoredBytes(i, pins_.first_token, pins_.tokens)
+                 : pins_.tokens * (layer.k_bytes_per_token() + layer.v_bytes_per_token());
+  }
+  return bytes;
+}
+
+absl::StatusOr<bool> SequenceReader::MeasureScales() {
+  const bool fp8 = format_.as.has_value() && kernels::IsFp8(*format_.as);
+  if (!format_.measure_scales || !fp8 || measured_layers_ == layers_.size()) return false;
+  LayerOutput& out = layers_[measured_layers_];
+  if (!format_.k_scale.has_value()) {
+    KVT_ASSIGN_OR_RETURN(out.k_scales, Measured(measured_layers_, Side::kK));
+  }
+  if (!format_.v_scale.has_value() && out.v_dim > 0) {
+    KVT_ASSIGN_OR_RETURN(out.v_scales, Measured(measured_layers_, Side::kV));
+  }
+  ++measured_layers_;
+  return true;
+}
+
+// amax / the type's largest value, of each head, or of all together.
+absl::StatusOr<std::vector<float>> SequenceReader::Measured(std::size_t layer, Side side) {
+  const TensorPins& tensor = pinned(layer, side);
+  const HeadRange range = heads(layer);
+  const std::int64_t page = tensor.model->layout.page_tokens, dim = tensor.model->dim();
+  std::vector<float> values(static_cast<std::size_t>(page * dim));
+  std::vector<float> largest(static_cast<std::size_t>(range.count()), 0.0f);
+  const std::int64_t end = pins_.first_token + pins_.tokens;
+  for (std::int64_t token = pins_.first_token; token < end; token += page) {
+    const std::int64_t count = std::min(page, end - token);
+    KVT_RETURN_IF_ERROR(Verify(MutablePinned(layer, side), token, count));
+    for (int h = 0; h < range.count(); ++h) {
+      const kernels::DecodeRun run{
+          .dim = static_cast<int>(dim),
+          .tokens = count,
+          .out = {reinterpret_cast<std::byte*>(values.data()), ElementType::kFp32, dim}};
+      std::vector<DecodeJob> jobs;
+      QueueRows(tensor, range.first + h, run, token, jobs);
+      KVT_RETURN_IF_ERROR(device_->Decode(jobs));
+      const kernels::ConstRows rows{run.out.data, ElementType::kFp32, dim};
+      float& most = largest[static_cast<std::size_t>(h)];
+      const float found = kernels::LargestMagnitude(rows, static_cast<int>(dim), count);
+      if (!(found <= most)) most = found;
+    }
+  }
+  if (format_.per_tensor_scales_only) {
+    for (const float head : largest) {
+      if (!(head <= largest[0])) largest[0] = head;
+    }
+    largest.resize(1);
+  }
+  const float limit = *format_.as == ElementType::kE4m3 ? 448.0f : 57344.0f;
+  for (float& scale : largest) {
+    scale = std::isfinite(scale) && scale > 0 ? std::max(scale / limit, FLT_MIN) : 1.0f;
+  }
+  return largest;
 }
 
 std::int64_t SequenceReader::pinned_parts() const {
@@ -115,8 +230,25 @@ std::int64_t SequenceReader::pinned_parts() const {
   return static_cast<std::int64_t>(parts);
 }
 
-std::int64_t SequenceReader::ChunkTokens(std::size_t layer, std::int64_t bytes) const {
+std::int64_t SequenceReader::StoredChunkTokens(std::size_t layer, std::int64_t first_token,
+                                               std::int64_t bytes) const {
+  const std::int64_t page = pins_.model->model().page_tokens;
+  const std::int64_t end = pins_.first_token + pins_.tokens;
+  std::int64_t until = first_token;
+  do {
+    const std::int64_t next = std::min(end, (until / page + 1) * page);
+    if (until > first_token && StoredBytes(layer, first_token, next - first_token) > bytes) break;
+    until = next;
+  } while (until < end);
+  return until - first_token;
+}
+
+std::int64_t SequenceReader::ChunkTokens(std::size_t layer, std::int64_t first_token,
+                                         std::int64_t bytes) const {
   const LayerOutput& out = layers_[layer];
+  const auto has_codes = [&](Side side) { return Span(layer, side, first_token, 1).pages() > 0; };
+  if (format_.stored && (has_codes(Side::kK) || has_codes(Side::kV)))
+    return StoredChunkTokens(layer, first_token, bytes);
   std::int64_t tokens =
       std::max<std::int64_t>(1, bytes / (out.k_bytes_per_token() + out.v_bytes_per_token()));
   const std::int64_t page = pins_.model->model().page_tokens;
@@ -137,6 +269,38 @@ absl::Status SequenceReader::Fill(std::size_t layer, std::int64_t first_token, s
   if (out.v_dim > 0) {
     KVT_RETURN_IF_ERROR(Verify(pinned.v, first_token, tokens));
     QueueTensor(pinned.v, {v, out.element, out.v_scales, first_token, tokens}, jobs);
+  }
+  return device_->Decode(jobs);
+}
+
+absl::Status SequenceReader::FillPart(std::size_t layer, Side side, std::int64_t page,
+                                      std::byte* out) {
+  TensorPins& tensor = MutablePinned(layer, side);
+  KVT_RETURN_IF_ERROR(Verify(tensor, page * tensor.model->layout.page_tokens, 1));
+  FillStoredPart(tensor, heads(layer), page, *device_, out);
+  return absl::OkStatus();
+}
+
+absl::Status SequenceReader::FillRows(std::size_t layer, Side side, const StoredSpan& span,
+                                      std::byte* out) {
+  const TensorPins& tensor = pinned(layer, side);
+  const HeadRange range = heads(layer);
+  const std::int64_t row_bytes = tensor.model->source_row_bytes();
+  const bool nhd = format_.layout == TokenLayout::kNhd;
+  const std::int64_t head_rows = nhd ? 1 : span.rows, token_rows = nhd ? range.count() : 1;
+  if (MostCodes(tensor, range) > span.first_row)
+    std::memset(out, 0, static_cast<std::size_t>(span.rows * range.count() * row_bytes));
+  std::vector<DecodeJob> jobs;
+  for (int h = 0; h < range.count(); ++h) {
+    const int head = range.first + h;
+    const std::int64_t first = std::clamp(tensor.code_tokens[static_cast<std::size_t>(head)],
+                                          span.first_row, span.first_row + span.rows);
+    const std::int64_t row = h * head_rows + (first - span.first_row) * token_rows;
+    const kernels::DecodeRun run{
+        .dim = tensor.model->dim(),
+        .tokens = span.first_row + span.rows - first,
+        .out = {out + row * row_bytes, tensor.model->source, token_rows * tensor.model->dim()}};
+    QueueRows(tensor, head, run, first, jobs);
   }
   return device_->Decode(jobs);
 }
@@ -202,15 +366,17 @@ absl::Status SequenceReader::Verify(TensorPins& tensor, std::int64_t first_token
   const std::int64_t last_page = (first_token + tokens - 1) / page_tokens;
   for (std::int64_t page = first_token / page_tokens; page <= last_page; ++page) {
     const auto index = static_cast<std::size_t>(page - tensor.first_page);
-    if (index >= tensor.parts.size() || !tensor.parts[index].unverified) continue;
+    if (index >= tensor.parts.size()) continue;
+    TensorPins::PinnedPart& pinned = tensor.parts[index];
+    if (!pinned.final || pinned.verified) continue;
     for (int head = pins_.shard.first_head; head < pins_.shard.EndHeadIn(tensor.model->heads());
          ++head) {
-      if (tensor.parts[index].part->Verify(head, *device_)) continue;
+      if (pinned.part->Verify(head, *device_)) continue;
       return Error(
           Reason::kChecksum,
           fmt::format("page {} head {} does not have the checksum it was stored with", page, head));
     }
-    tensor.parts[index].unverified = false;
+    pinned.verified = true;
   }
   return absl::OkStatus();
 }

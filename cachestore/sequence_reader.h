@@ -2,27 +2,15 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <optional>
 #include <vector>
 
 #include "absl/status/statusor.h"
 #include "cachestore/device/device.h"
+#include "cachestore/model/read_format.h"
 #include "cachestore/sequence.h"
+#include "cachestore/stored_read.h"
 
 namespace kvtier::cachestore {
-
-enum class TokenLayout { kNhd, kHnd };
-
-// What a reader wants its bytes to be.
-struct ReadFormat {
-  std::optional<ElementType> as;  // unset: the source dtype
-  TokenLayout layout = TokenLayout::kNhd;
-  int block_tokens = 0;          // 0: what one Fill gives is one block
-  std::optional<float> k_scale;  // FP8 output; unset: the stored scale where the layer is stored in
-                                 // that type, else 1.0
-  std::optional<float> v_scale;
-  bool per_tensor_scales_only = false;
-};
 
 // What comes out for one layer.
 struct LayerOutput {
@@ -31,7 +19,8 @@ struct LayerOutput {
   int k_dim = 0;
   int v_dim = 0;
   ElementType element = ElementType::kBf16;
-  std::vector<float> k_scales;  // FP8 output only: one, or one a head
+  // One, or one a head: of FP8 output; of a read as stored, those known beforehand.
+  std::vector<float> k_scales;
   std::vector<float> v_scales;
   std::vector<float> q_scales;  // as registered
   std::int64_t k_code_tokens = 0;
@@ -54,15 +43,32 @@ class SequenceReader {
   std::int64_t total_bytes() const;
   std::int64_t pinned_parts() const;
 
-  // Tokens of a chunk of at most `bytes` of K and V together: whole blocks, whole pages where that
-  // is enough for one.
-  std::int64_t ChunkTokens(std::size_t layer, std::int64_t bytes) const;
+  // Measures the scales of the next layer whose scales are to be measured: its values are decoded
+  // once more for that. False where none is left; the scales in layers() are final then.
+  absl::StatusOr<bool> MeasureScales();
+
+  // Tokens of a chunk that begins at `first_token`, of at most `bytes` of K and V together: whole
+  // blocks, whole pages where that is enough for one. As stored: whole pages of codes, one at
+  // least.
+  std::int64_t ChunkTokens(std::size_t layer, std::int64_t first_token, std::int64_t bytes) const;
 
   // Writes K and V of `tokens` tokens from `first_token` of layers()[layer]. Output is laid out as
   // ReadFormat says; it takes tokens * {k,v}_bytes_per_token. DATA_LOSS when a page is not what was
   // stored.
   absl::Status Fill(std::size_t layer, std::int64_t first_token, std::int64_t tokens, std::byte* k,
                     std::byte* v);
+
+  // What a read as stored has for some tokens of layers()[layer], and its bytes. Parts and rows are
+  // then filled one by one; ReadFormat says the rows' layout. DATA_LOSS as Fill.
+  bool stored() const { return format_.stored; }
+  const TensorPins& pinned(std::size_t layer, Side side) const {
+    return side == Side::kK ? pins_.layers[layer].k : pins_.layers[layer].v;
+  }
+  HeadRange heads(std::size_t layer) const;
+  StoredSpan Span(std::size_t layer, Side side, std::int64_t first_token,
+                  std::int64_t tokens) const;
+  absl::Status FillPart(std::size_t layer, Side side, std::int64_t page, std::byte* out);
+  absl::Status FillRows(std::size_t layer, Side side, const StoredSpan& span, std::byte* out);
 
   std::int64_t saturated_values() const { return static_cast<std::int64_t>(saturated_); }
 
@@ -72,6 +78,17 @@ class SequenceReader {
   SequenceReader(SequencePins pins, const ReadFormat& format, Device& device)
       : pins_(std::move(pins)), format_(format), device_(&device) {}
 
+  absl::Status CheckRotation(const TensorModel& k, int layer) const;
+  absl::Status SetScales(const LayerModel& model, LayerOutput& out) const;
+  absl::StatusOr<std::vector<float>> Measured(std::size_t layer, Side side);
+  absl::Status CheckSize(const LayerOutput& out) const;
+  absl::Status CheckBounds() const;
+  std::int64_t StoredBytes(std::size_t layer, std::int64_t first_token, std::int64_t tokens) const;
+  std::int64_t StoredChunkTokens(std::size_t layer, std::int64_t first_token,
+                                 std::int64_t bytes) const;
+  TensorPins& MutablePinned(std::size_t layer, Side side) {
+    return side == Side::kK ? pins_.layers[layer].k : pins_.layers[layer].v;
+  }
   void QueueTensor(const TensorPins& tensor, const Output& out, std::vector<DecodeJob>& jobs);
   void QueueRows(const TensorPins& tensor, int head, kernels::DecodeRun run,
                  std::int64_t first_token, std::vector<DecodeJob>& jobs);
@@ -82,6 +99,7 @@ class SequenceReader {
   Device* device_;
   std::vector<LayerOutput> layers_;
   std::uint64_t saturated_ = 0;
+  std::size_t measured_layers_ = 0;
 };
 
 }  // namespace kvtier::cachestore

@@ -57,20 +57,26 @@ absl::Status CheckBlocks(const TensorModel& tensor, const SourceTensor& source,
 
 }  // namespace
 
+bool TakesNonFinite(const TensorModel& tensor, bool saturate_non_finite) {
+  const kernels::Codec& codec = tensor.layout.codec;
+  if (kernels::IsFp8(tensor.source)) return true;  // kept, and counted
+  return saturate_non_finite && codec.id == kernels::CodecId::kFp8 &&
+         codec.rotation == kernels::Rotation::kNone;
+}
+
 absl::StatusOr<float> CheckValues(const TensorModel& tensor, const SourceTensor& source,
                                   const ValueRange& range, bool saturate_non_finite) {
+  if (range.begin >= range.end) return 0.0f;
   // Kept as they are; what they stand for is not looked at.
   if (kernels::IsFp8(tensor.source)) return 0.0f;
   if (kernels::IsBlocks(tensor.source)) {
     KVT_RETURN_IF_ERROR(CheckBlocks(tensor, source, range));
     return 0.0f;
   }
-  const kernels::Codec& codec = tensor.layout.codec;
-  const bool take_all = codec.id == kernels::CodecId::kFp8 &&
-                        codec.rotation == kernels::Rotation::kNone && saturate_non_finite;
+  const bool take_all = TakesNonFinite(tensor, saturate_non_finite);
   // What is larger, and a NaN, is refused, or passed over.
-  const float limit =
-      take_all ? std::numeric_limits<float>::max() : kernels::MagnitudeLimit(codec, tensor.dim());
+  const float limit = take_all ? std::numeric_limits<float>::max()
+                               : kernels::MagnitudeLimit(tensor.layout.codec, tensor.dim());
   const kernels::ConstRows rows = source.RowsOf(range.shard_head, range.begin - range.first_token);
   const auto fits = [limit](float magnitude) { return magnitude <= limit; };  // false for NaN
   float largest = kernels::LargestMagnitude(rows, tensor.dim(), range.end - range.begin);

@@ -21,6 +21,10 @@ struct ValueRange {
   std::int64_t end = 0;
 };
 
+// Whether NaN and Inf may be stored: in FP8 with a scale known beforehand, where they are to
+// saturate.
+bool TakesNonFinite(const TensorModel& tensor, bool saturate_non_finite);
+
 // Refuses what the tensor's format can't store: NaN and Inf (unless they are to saturate, in FP8
 // with a scale known beforehand), and magnitudes past the format's limit. FP8 sources are taken as
 // they are. The message names layer, head, token and channel. Gives the largest finite magnitude

@@ -17,6 +17,7 @@ enum class Reason {
   kValueOutOfRange,
   kTokenGap,
   kPastCommitted,
+  kGroupBound,
   kSealed,
   kNotOpen,
   kIncomplete,

@@ -45,11 +45,15 @@ class AppendSession {
 
   absl::StatusOr<v1::AppendResponse> Take(const v1::AppendChunk& chunk) {
     if (writer_ == nullptr) return Error(Reason::kInvalidField, "chunk came first; want open");
-    if (const std::size_t bytes = chunk.k().size() + chunk.v().size();
-        bytes > static_cast<std::size_t>(context_.max_message_bytes)) {
-      return Error(Reason::kMessageTooLarge,
-                   fmt::format("chunk.k and chunk.v have {} bytes; want at most {}", bytes,
-                               context_.max_message_bytes));
+    std::size_t bytes = chunk.k().size() + chunk.v().size();
+    for (const auto* parts : {&chunk.k_parts(), &chunk.v_parts()}) {
+      for (const v1::StoredPart& part : *parts) bytes += part.data().size();
+    }
+    if (bytes > static_cast<std::size_t>(context_.max_message_bytes)) {
+      return Error(
+          Reason::kMessageTooLarge,
+          fmt::format("chunk.k and chunk.v, and their parts, have {} bytes; want at most {}", bytes,
+                      context_.max_message_bytes));
     }
     const absl::Time started = context_.clock.Now();
     KVT_ASSIGN_OR_RETURN(const cachestore::Chunk values,

@@ -7,6 +7,7 @@
 #include <array>
 #include <memory>
 #include <optional>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -21,6 +22,8 @@ namespace {
 
 using cachestore::Error;
 using cachestore::Reason;
+using cachestore::Side;
+using StoredParts = google::protobuf::RepeatedPtrField<v1::StoredPart>;
 
 constexpr int kMaxSequencesPerRead = 256;
 // What a read pins costs some 24 bytes a part outside the budget.
@@ -32,40 +35,47 @@ class ReadSession {
   ReadSession(RpcContext& context, const v1::ReadRequest& request)
       : context_(context), request_(request) {}
 
-  // Writes the next message. False when the last one was written before.
-  absl::StatusOr<bool> Next(v1::ReadResponse& out) {
+  // kWorked: there is more to do before there is a message; others may go first.
+  enum class Step { kWorked, kMessage, kEnd };
+
+  // Writes the next message, or does some of the work for it.
+  absl::StatusOr<Step> Next(v1::ReadResponse& out) {
     switch (stage_) {
-      case Stage::kManifest:
-        KVT_RETURN_IF_ERROR(Open(out));
+      case Stage::kOpen:
+        KVT_RETURN_IF_ERROR(Open());
+        stage_ = Stage::kMeasure;
+        [[fallthrough]];
+      case Stage::kMeasure: {
+        KVT_ASSIGN_OR_RETURN(const bool measured, MeasureScales());
+        if (measured) return Step::kWorked;
+        WriteManifest(out);
         stage_ = Stage::kChunks;
-        return true;
+        return Step::kMessage;
+      }
       case Stage::kChunks:
         if (SkipToTokens()) {
           KVT_RETURN_IF_ERROR(WriteChunk(out));
-          return true;
+          return Step::kMessage;
         }
         stage_ = Stage::kDone;
         WriteSummary(out);
-        return true;
+        return Step::kMessage;
       case Stage::kDone:
-        return false;
+        return Step::kEnd;
     }
-    return false;
+    return Step::kEnd;
   }
 
  private:
-  enum class Stage { kManifest, kChunks, kDone };
+  enum class Stage { kOpen, kMeasure, kChunks, kDone };
 
-  absl::Status Open(v1::ReadResponse& out) {
+  absl::Status Open() {
     if (request_.sequences_size() < 1 || request_.sequences_size() > kMaxSequencesPerRead) {
       return Error(Reason::kInvalidField,
                    fmt::format("sequences has {} entries; want 1 to {}", request_.sequences_size(),
                                kMaxSequencesPerRead));
     }
     KVT_ASSIGN_OR_RETURN(const cachestore::ReadFormat format, ReadFormatFrom(request_));
-    v1::ReadManifest& manifest = *out.mutable_manifest();
-    manifest.set_boot_id(context_.boot_id);
-    std::int64_t total = 0;
     std::int64_t parts = 0;
     for (const v1::SequenceRange& wanted : request_.sequences()) {
       KVT_ASSIGN_OR_RETURN(const cachestore::SequenceKey key,
@@ -73,10 +83,6 @@ class ReadSession {
       KVT_ASSIGN_OR_RETURN(const cachestore::ReadRange range, ReadRangeFrom(request_, wanted));
       KVT_ASSIGN_OR_RETURN(cachestore::SequenceReader reader,
                            context_.store.OpenReader(key, wanted.model_id(), range, format));
-      v1::SequenceManifest& sequence = *manifest.add_sequences();
-      sequence = ManifestOf(reader);
-      sequence.set_sequence(wanted.sequence());
-      total += reader.total_bytes();
       parts += reader.pinned_parts();
       if (parts > kMaxPartsPerRead) {
         return Error(
@@ -86,8 +92,29 @@ class ReadSession {
       }
       readers_.push_back(std::move(reader));
     }
-    manifest.set_total_bytes(total);
     return absl::OkStatus();
+  }
+
+  // One layer's, if any are left to measure.
+  absl::StatusOr<bool> MeasureScales() {
+    for (cachestore::SequenceReader& reader : readers_) {
+      KVT_ASSIGN_OR_RETURN(const bool measured, reader.MeasureScales());
+      if (measured) return true;
+    }
+    return false;
+  }
+
+  void WriteManifest(v1::ReadResponse& out) const {
+    v1::ReadManifest& manifest = *out.mutable_manifest();
+    manifest.set_boot_id(context_.boot_id);
+    std::int64_t total = 0;
+    for (std::size_t i = 0; i < readers_.size(); ++i) {
+      v1::SequenceManifest& sequence = *manifest.add_sequences();
+      sequence = ManifestOf(readers_[i]);
+      sequence.set_sequence(request_.sequences(static_cast<int>(i)).sequence());
+      total += readers_[i].total_bytes();
+    }
+    manifest.set_total_bytes(total);
   }
 
   // Moves on to where tokens are left to send.
@@ -106,25 +133,76 @@ class ReadSession {
   absl::Status WriteChunk(v1::ReadResponse& out) {
     cachestore::SequenceReader& reader = readers_[sequence_];
     const cachestore::LayerOutput& layer = reader.layers()[layer_];
-    const std::int64_t tokens = std::min(reader.ChunkTokens(layer_, context_.read_chunk_bytes),
-                                         reader.pins().tokens - sent_);
     const std::int64_t first = reader.pins().first_token + sent_;
+    const std::int64_t tokens = std::min(
+        reader.ChunkTokens(layer_, first, context_.read_chunk_bytes), reader.pins().tokens - sent_);
     v1::ReadChunk& chunk = *out.mutable_chunk();
     chunk.set_sequence_index(static_cast<std::uint32_t>(sequence_));
     chunk.set_layer(static_cast<std::uint32_t>(layer.layer));
     chunk.set_first_token(first);
     chunk.set_num_tokens(static_cast<std::uint32_t>(tokens));
-    // The strings keep their memory from chunk to chunk, so this clears nothing.
-    chunk.mutable_k()->resize(static_cast<std::size_t>(tokens * layer.k_bytes_per_token()));
-    chunk.mutable_v()->resize(static_cast<std::size_t>(tokens * layer.v_bytes_per_token()));
-    KVT_RETURN_IF_ERROR(reader.Fill(layer_, first, tokens,
-                                    reinterpret_cast<std::byte*>(chunk.mutable_k()->data()),
-                                    reinterpret_cast<std::byte*>(chunk.mutable_v()->data())));
+    std::int64_t bytes = tokens * (layer.k_bytes_per_token() + layer.v_bytes_per_token());
+    if (reader.stored()) {
+      KVT_ASSIGN_OR_RETURN(bytes, WriteStored(reader, chunk));
+    } else {
+      KVT_RETURN_IF_ERROR(reader.Fill(
+          layer_, first, tokens, Room(tokens * layer.k_bytes_per_token(), *chunk.mutable_k()),
+          Room(tokens * layer.v_bytes_per_token(), *chunk.mutable_v())));
+    }
     sent_ += tokens;
-    reader.pins().model->Add(
-        {.read_tokens = layer_ == 0 ? tokens : 0,
-         .read_bytes = tokens * (layer.k_bytes_per_token() + layer.v_bytes_per_token())});
+    reader.pins().model->Add({.read_tokens = layer_ == 0 ? tokens : 0, .read_bytes = bytes});
     return absl::OkStatus();
+  }
+
+  // Both sides of a chunk whose tokens are set. How many bytes.
+  absl::StatusOr<std::int64_t> WriteStored(cachestore::SequenceReader& reader,
+                                           v1::ReadChunk& chunk) const {
+    KVT_ASSIGN_OR_RETURN(
+        const std::int64_t k,
+        WriteStored(reader, Side::kK, chunk, *chunk.mutable_k_parts(), *chunk.mutable_k()));
+    KVT_ASSIGN_OR_RETURN(
+        const std::int64_t v,
+        WriteStored(reader, Side::kV, chunk, *chunk.mutable_v_parts(), *chunk.mutable_v()));
+    return k + v;
+  }
+
+  absl::StatusOr<std::int64_t> WriteStored(cachestore::SequenceReader& reader, Side side,
+                                           const v1::ReadChunk& chunk, StoredParts& parts,
+                                           std::string& rows) const {
+    const cachestore::StoredSpan span = reader.Span(
+        layer_, side, static_cast<std::int64_t>(chunk.first_token()), chunk.num_tokens());
+    const cachestore::TensorPins& tensor = reader.pinned(layer_, side);
+    const cachestore::HeadRange heads = reader.heads(layer_);
+    // Not cleared: the parts of the chunk before keep their memory for these.
+    while (parts.size() > span.pages()) parts.RemoveLast();
+    while (parts.size() < span.pages()) parts.Add();
+    std::int64_t bytes = 0;
+    for (int i = 0; i < parts.size(); ++i) {
+      const std::int64_t page = span.first_page + i;
+      v1::StoredPart& part = parts[i];
+      part.set_page(static_cast<std::uint32_t>(page));
+      const std::vector<std::int64_t> tokens = cachestore::PartTokens(tensor, heads, page);
+      const bool alike = std::count(tokens.begin(), tokens.end(), tokens[0]) ==
+                         static_cast<std::ptrdiff_t>(tokens.size());
+      part.mutable_tokens()->Assign(tokens.begin(), alike ? tokens.begin() + 1 : tokens.end());
+      const std::int64_t part_bytes = cachestore::PartBytes(tensor.model->layout, heads.count());
+      KVT_RETURN_IF_ERROR(
+          reader.FillPart(layer_, side, page, Room(part_bytes, *part.mutable_data())));
+      bytes += part_bytes;
+    }
+    if (span.rows == 0) {
+      rows.clear();
+      return bytes;
+    }
+    const std::int64_t row_bytes = span.rows * heads.count() * tensor.model->source_row_bytes();
+    KVT_RETURN_IF_ERROR(reader.FillRows(layer_, side, span, Room(row_bytes, rows)));
+    return bytes + row_bytes;
+  }
+
+  // The strings keep their memory from chunk to chunk, so this clears nothing.
+  static std::byte* Room(std::int64_t bytes, std::string& out) {
+    out.resize(static_cast<std::size_t>(bytes));
+    return reinterpret_cast<std::byte*>(out.data());
   }
 
   void WriteSummary(v1::ReadResponse& out) const {
@@ -136,7 +214,7 @@ class ReadSession {
 
   RpcContext& context_;
   const v1::ReadRequest request_;
-  Stage stage_ = Stage::kManifest;
+  Stage stage_ = Stage::kOpen;
   std::vector<cachestore::SequenceReader> readers_;
   std::size_t sequence_ = 0;
   std::size_t layer_ = 0;
@@ -219,13 +297,13 @@ class ReadReactor final : public grpc::ServerWriteReactor<v1::ReadResponse>,
       absl::MutexLock lock(&mutex_);
       filling = filling_;
     }
-    const absl::StatusOr<bool> more = session_->Next(messages_[filling]);
+    const absl::StatusOr<ReadSession::Step> step = session_->Next(messages_[filling]);
     absl::MutexLock lock(&mutex_);
     working_ = false;
-    have_ready_ = more.ok() && *more;
-    complete_ = more.ok() && !*more;
-    if (!more.ok()) end_ = more.status();
-    over_ |= !have_ready_;
+    have_ready_ = step.ok() && *step == ReadSession::Step::kMessage;
+    complete_ = step.ok() && *step == ReadSession::Step::kEnd;
+    if (!step.ok()) end_ = step.status();
+    over_ |= !step.ok() || complete_;
     Advance();
   }
 

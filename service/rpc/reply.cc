@@ -41,13 +41,16 @@ v1::DType ToProto(kernels::ElementType type) {
   return v1::DTYPE_UNSPECIFIED;
 }
 
+v1::RopeState ToProto(cachestore::RopeState rope) {
+  return rope == cachestore::RopeState::kAfter ? v1::ROPE_STATE_AFTER : v1::ROPE_STATE_BEFORE;
+}
+
 v1::ModelSpec ToProto(const cachestore::ModelSpec& spec) {
   v1::ModelSpec out;
   out.set_name(spec.name);
   out.set_revision(spec.revision);
   out.set_source_dtype(ToProto(spec.source));
-  out.set_k_rope(spec.k_rope == cachestore::RopeState::kAfter ? v1::ROPE_STATE_AFTER
-                                                              : v1::ROPE_STATE_BEFORE);
+  out.set_k_rope(ToProto(spec.k_rope));
   out.set_hash_block_tokens(static_cast<std::uint32_t>(spec.hash_block_tokens));
   for (const cachestore::LayerSpec& layer : spec.layers) {
     v1::LayerSpec& to = *out.add_layers();
@@ -112,7 +115,16 @@ v1::SequenceManifest ManifestOf(const cachestore::SequenceReader& reader) {
     to.mutable_q_scale()->Add(layer.q_scales.begin(), layer.q_scales.end());
     to.set_k_code_tokens(layer.k_code_tokens);
     to.set_v_code_tokens(layer.v_code_tokens);
+    if (!reader.stored()) continue;
+    const cachestore::LayerModel& model =
+        pins.model->model().layers[static_cast<std::size_t>(layer.layer)];
+    to.set_kv_cache_dtype(model.format);
+    to.set_kv_heads(static_cast<std::uint32_t>(model.spec.kv_heads));
   }
+  if (!reader.stored()) return out;
+  const cachestore::Model& model = pins.model->model();
+  out.set_page_tokens(static_cast<std::uint32_t>(model.page_tokens));
+  out.set_k_rope(ToProto(model.request.spec.k_rope));
   return out;
 }
 

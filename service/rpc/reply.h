@@ -16,5 +16,6 @@ v1::LayerInfo ToProto(const cachestore::LayerDescription& layer,
 v1::SequenceManifest ManifestOf(const cachestore::SequenceReader& reader);
 v1::DType ToProto(kernels::ElementType type);
 void FillScales(const cachestore::ModelEntry& entry, v1::ScalesResponse& response);
+v1::RopeState ToProto(cachestore::RopeState rope);
 
 }  // namespace kvtier::service

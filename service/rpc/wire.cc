@@ -9,6 +9,7 @@
 #include "cachestore/base/errors.h"
 #include "cachestore/base/status_macros.h"
 #include "cachestore/base/text.h"
+#include "cachestore/model/part_header.h"
 
 namespace kvtier::service {
 namespace {
@@ -138,11 +139,11 @@ absl::StatusOr<cachestore::Shard> ShardFrom(std::uint32_t first_layer, std::uint
   return shard;
 }
 
-// Where one layer's K or V lies in a chunk, and how many bytes it takes there.
-struct Slice {
-  cachestore::SourceTensor tensor;
-  std::int64_t bytes = 0;
-};
+using StoredParts = google::protobuf::RepeatedPtrField<v1::StoredPart>;
+
+bool HasParts(const v1::AppendChunk& chunk) {
+  return chunk.k_parts_size() > 0 || chunk.v_parts_size() > 0;
+}
 
 // `row`: elements from one token's head to the next in memory.
 struct Shape {
@@ -151,20 +152,72 @@ struct Shape {
   std::int64_t row = 0;
 };
 
-Slice SliceOf(const std::byte* data, ElementType type, bool heads_first, const Shape& shape) {
-  return {{.data = data,
-           .type = type,
-           .head_stride = heads_first ? shape.tokens * shape.row : shape.row,
-           .token_stride = heads_first ? shape.row : shape.heads * shape.row},
-          shape.heads * shape.tokens * shape.row * kernels::ElementBytes(type)};
+// Says where one layer's K or V lies in a chunk; returns how many bytes it takes there.
+std::int64_t Place(const std::byte* data, ElementType type, bool heads_first, const Shape& shape,
+                   cachestore::SourceTensor& out) {
+  out.data = data;
+  out.type = type;
+  out.head_stride = heads_first ? shape.tokens * shape.row : shape.row;
+  out.token_stride = heads_first ? shape.row : shape.heads * shape.row;
+  return shape.heads * shape.tokens * shape.row * kernels::ElementBytes(type);
 }
 
 absl::Status CheckChunkBytes(const char* field, std::size_t got, std::int64_t want,
                              const v1::AppendChunk& chunk) {
   if (got == static_cast<std::size_t>(want)) return absl::OkStatus();
-  return Refuse(fmt::format("chunk.{} has {} bytes; {} tokens of {} layers from layer {} take {}",
+  return Refuse(fmt::format("chunk.{} has {} bytes; {} tokens of {} layers from layer {} take {}{}",
                             field, got, chunk.num_tokens(), std::max(1u, chunk.num_layers()),
-                            chunk.first_layer(), want));
+                            chunk.first_layer(), want,
+                            HasParts(chunk) ? ", those that come as parts left out" : ""));
+}
+
+// Parts of one K or V: of pages inside the chunk that are codes to their end once it is in.
+absl::StatusOr<cachestore::StoredPages> StoredFrom(const StoredParts& parts, const char* field,
+                                                   const cachestore::TensorModel& tensor, int heads,
+                                                   const cachestore::Chunk& chunk) {
+  cachestore::StoredPages pages{.heads = heads};
+  if (parts.empty()) return pages;
+  const std::int64_t page_tokens = tensor.layout.page_tokens;
+  const std::int64_t first = (chunk.first_token + page_tokens - 1) / page_tokens;
+  const std::int64_t end =
+      tensor.dim() == 0
+          ? 0
+          : tensor.residual.CodeTokens(chunk.first_token + chunk.tokens) / page_tokens;
+  const std::int64_t bytes =
+      cachestore::PartBytes(cachestore::MakePartLayout(tensor.layout.codec, heads, tensor.dim(),
+                                                       tensor.layout.page_tokens),
+                            heads);
+  for (int i = 0; i < parts.size(); ++i) {
+    const std::int64_t page = parts[i].page();
+    if (page < first || page >= end || page != std::int64_t{parts[0].page()} + i) {
+      return Refuse(fmt::format(
+          "chunk.{}[{}].page is {}; want consecutive pages, {}", field, i, page,
+          first < end ? fmt::format("of {} to {} that these tokens make final", first, end - 1)
+                      : "and these tokens make none final"));
+    }
+    if (parts[i].data().size() != static_cast<std::size_t>(bytes)) {
+      return Refuse(fmt::format("chunk.{}[{}].data has {} bytes; a part of {} heads takes {}",
+                                field, i, parts[i].data().size(), heads, bytes));
+    }
+    pages.parts.push_back(reinterpret_cast<const std::byte*>(parts[i].data().data()));
+  }
+  pages.begin = parts[0].page() * page_tokens - chunk.first_token;
+  pages.end = pages.begin + parts.size() * page_tokens;
+  return pages;
+}
+
+// Sets what comes as parts of the one layer that such a chunk has.
+absl::Status SetStored(const v1::AppendChunk& chunk, const cachestore::LayerModel& layer, int heads,
+                       const SourceLayout& layout, cachestore::Chunk& out) {
+  if (layout.fused || chunk.num_layers() > 1) {
+    return Refuse(fmt::format("chunk has k_parts or v_parts; they go with {}",
+                              layout.fused ? "K and V apart: leave out fused_kv"
+                                           : "one layer a chunk: leave out num_layers"));
+  }
+  cachestore::Chunk::Layer& to = out.layers.back();
+  KVT_ASSIGN_OR_RETURN(to.k.stored, StoredFrom(chunk.k_parts(), "k_parts", layer.k, heads, out));
+  KVT_ASSIGN_OR_RETURN(to.v.stored, StoredFrom(chunk.v_parts(), "v_parts", layer.v, heads, out));
+  return absl::OkStatus();
 }
 
 }  // namespace
@@ -264,17 +317,23 @@ absl::StatusOr<cachestore::Chunk> ChunkFrom(const v1::AppendChunk& chunk,
     const std::int64_t v_row = kernels::RowElements(type, layer.v.dim());
     const std::int64_t row = layout.fused ? k_row + v_row : k_row;
     const int heads = shard.HeadsIn(layer.spec.kv_heads);
-    const Slice k = SliceOf(k_data + k_bytes, type, layout.heads_first, {out.tokens, heads, row});
-    Slice v;
-    if (layout.fused) {
-      v.tensor = k.tensor;
-      v.tensor.data += k_row * kernels::ElementBytes(type);
-    } else {
-      v = SliceOf(v_data + v_bytes, type, layout.heads_first, {out.tokens, heads, v_row});
+    out.layers.push_back({.layer = i, .k = {}, .v = {}});
+    cachestore::Chunk::Layer& to = out.layers.back();
+    if (HasParts(chunk)) {
+      KVT_RETURN_IF_ERROR(SetStored(chunk, layer, heads, layout, out));
     }
-    out.layers.push_back({.layer = i, .k = k.tensor, .v = v.tensor});
-    k_bytes += k.bytes;
-    v_bytes += v.bytes;
+    const auto tokens = [&](const cachestore::StoredPages& stored) {
+      return out.tokens - (stored.end - stored.begin);
+    };
+    k_bytes +=
+        Place(k_data + k_bytes, type, layout.heads_first, {tokens(to.k.stored), heads, row}, to.k);
+    if (layout.fused) {
+      to.v = to.k;
+      to.v.data += k_row * kernels::ElementBytes(type);
+    } else {
+      v_bytes += Place(v_data + v_bytes, type, layout.heads_first,
+                       {tokens(to.v.stored), heads, v_row}, to.v);
+    }
   }
   KVT_RETURN_IF_ERROR(CheckChunkBytes("k", chunk.k().size(), k_bytes, chunk));
   KVT_RETURN_IF_ERROR(CheckChunkBytes("v", chunk.v().size(), v_bytes, chunk));
@@ -282,7 +341,8 @@ absl::StatusOr<cachestore::Chunk> ChunkFrom(const v1::AppendChunk& chunk,
 }
 
 absl::StatusOr<cachestore::ReadFormat> ReadFormatFrom(const v1::ReadRequest& request) {
-  cachestore::ReadFormat format{.per_tensor_scales_only = request.per_tensor_scales_only()};
+  cachestore::ReadFormat format{.per_tensor_scales_only = request.per_tensor_scales_only(),
+                                .stored = request.as() == v1::READ_AS_STORED};
   static constexpr std::pair<v1::ReadAs, ElementType> kTypes[] = {
       {v1::READ_AS_BF16, ElementType::kBf16},
       {v1::READ_AS_FP16, ElementType::kFp16},
@@ -293,14 +353,23 @@ absl::StatusOr<cachestore::ReadFormat> ReadFormatFrom(const v1::ReadRequest& req
     if (request.as() == as) format.as = type;
   }
   const bool source = request.as() == v1::READ_AS_UNSPECIFIED || request.as() == v1::READ_AS_SOURCE;
-  if (!format.as.has_value() && !source) {
-    return Refuse(fmt::format("as is {}; want SOURCE, BF16, FP16, FP32, FP8_E4M3 or FP8_E5M2",
-                              static_cast<int>(request.as())));
+  if (!format.as.has_value() && !source && !format.stored) {
+    return Refuse(
+        fmt::format("as is {}; want SOURCE, BF16, FP16, FP32, FP8_E4M3, FP8_E5M2 or STORED",
+                    static_cast<int>(request.as())));
+  }
+  if (format.stored && request.block_tokens() > 0) {
+    return Refuse(fmt::format("block_tokens is {}; a read as STORED goes page by page, want 0",
+                              request.block_tokens()));
   }
   const bool fp8 = format.as.has_value() && kernels::IsFp8(*format.as);
   if (!fp8 && (request.has_k_scale() || request.has_v_scale())) {
     return Refuse("k_scale or v_scale is set; they go with FP8 output only");
   }
+  if (!fp8 && request.measure_scales())
+    return Refuse("measure_scales is set; it goes with FP8 output only");
+  format.measure_scales = request.measure_scales();
+  format.accept_k_rotation = request.accept_k_rotation();
   if (request.has_k_scale()) format.k_scale = request.k_scale();
   if (request.has_v_scale()) format.v_scale = request.v_scale();
   KVT_ASSIGN_OR_RETURN(const bool hnd, IsHnd(request.layout()));

@@ -28,6 +28,7 @@ TEST(Errors, EveryReasonHasItsNameAndCode) {
       {Reason::kValueOutOfRange, "VALUE_OUT_OF_RANGE", absl::StatusCode::kInvalidArgument},
       {Reason::kTokenGap, "TOKEN_GAP", absl::StatusCode::kOutOfRange},
       {Reason::kPastCommitted, "PAST_COMMITTED", absl::StatusCode::kOutOfRange},
+      {Reason::kGroupBound, "GROUP_BOUND", absl::StatusCode::kOutOfRange},
       {Reason::kSealed, "SEALED", absl::StatusCode::kFailedPrecondition},
       {Reason::kNotOpen, "NOT_OPEN", absl::StatusCode::kFailedPrecondition},
       {Reason::kIncomplete, "INCOMPLETE", absl::StatusCode::kFailedPrecondition},

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "cachestore/chunk.h"
+#include "tests/cachestore/stored_part.h"
 #include "tests/support/kv_data.h"
 
 namespace kvtier::cachestore::testing {
@@ -49,11 +50,51 @@ class Message {
     }
   }
 
+  // Lets pages [first, end) of one K or V come as codes, which the chunk's tokens must make final.
+  // Not of fused values. `data` is what the message was made of. The parts, to be spoiled.
+  std::vector<std::vector<std::byte>>& Store(std::size_t layer_index, Side side,
+                                             const TensorModel& tensor,
+                                             const kvtier::testing::KvData& data,
+                                             std::int64_t first, std::int64_t end) {
+    Chunk::Layer& layer = chunk_.layers[layer_index];
+    SourceTensor& source = side == Side::kK ? layer.k : layer.v;
+    const auto& values = data.layers[static_cast<std::size_t>(layer.layer)];
+    const HeadRange heads{shard_.first_head, shard_.end_head()};
+    std::vector<std::vector<std::byte>>& parts = parts_.emplace_back();
+    StoredPages stored{.begin = first * tensor.layout.page_tokens - span_.first,
+                       .end = end * tensor.layout.page_tokens - span_.first,
+                       .heads = heads.count()};
+    for (std::int64_t page = first; page < end; ++page) {
+      parts.push_back(MakePart(tensor, side, side == Side::kK ? values.k : values.v, heads, page));
+      stored.parts.push_back(parts.back().data());
+    }
+    LeaveOut(stored, tensor, source);
+    return parts;
+  }
+
   Chunk& chunk() { return chunk_; }
 
  private:
   static std::byte* RowAt(const SourceTensor& source, int shard_head, std::int64_t token) {
     return const_cast<std::byte*>(source.RowsOf(shard_head, token).data);  // the message's own
+  }
+
+  // Moves the rows together around those that come as codes.
+  void LeaveOut(const StoredPages& stored, const TensorModel& tensor, SourceTensor& source) {
+    const SourceTensor all = source;
+    const std::int64_t rows = span_.count - (stored.end - stored.begin);
+    buffers_.emplace_back(
+        static_cast<std::size_t>(shard_.num_heads * rows * tensor.source_row_bytes()));
+    source.data = buffers_.back().data();
+    if (order_.heads_first) source.head_stride = rows * tensor.dim();
+    source.stored = stored;
+    for (int head = 0; head < shard_.num_heads; ++head) {
+      for (std::int64_t token = 0; token < span_.count; ++token) {
+        if (token >= stored.begin && token < stored.end) continue;
+        std::memcpy(RowAt(source, head, token), RowAt(all, head, token),
+                    static_cast<std::size_t>(tensor.source_row_bytes()));
+      }
+    }
   }
 
   void AddLayer(int layer, const kvtier::testing::KvData::Layer& values) {
@@ -101,6 +142,7 @@ class Message {
   const SourceOrder order_;
   const TokenSpan span_;
   std::list<std::vector<std::byte>> buffers_;
+  std::list<std::vector<std::vector<std::byte>>> parts_;
   std::vector<std::pair<std::size_t, std::size_t>> row_bytes_;  // of K and V, by layer
   Chunk chunk_;
 };

@@ -62,7 +62,7 @@ class ReadCheck {
     const std::int64_t end = reader_.pins().first_token + reader_.pins().tokens;
     for (std::size_t layer = 0; layer < reader_.layers().size(); ++layer) {
       for (std::int64_t first = reader_.pins().first_token; first < end;) {
-        const std::int64_t asked = reader_.ChunkTokens(layer, random.Between(1, 1 << 18));
+        const std::int64_t asked = reader_.ChunkTokens(layer, first, random.Between(1, 1 << 18));
         const TokenSpan span{first, std::min(asked, end - first)};
         ASSERT_GT(span.count, 0);
         ASSERT_NO_FATAL_FAILURE(RunPiece(layer, span));

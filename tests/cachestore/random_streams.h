@@ -19,13 +19,15 @@ using kvtier::testing::Random;
 
 // Feeds one sequence by random streams: layers and heads cut into shards of a stream each, every
 // stream in a source order of its own; messages of one token up to all, of any of the shard's
-// layers in any order, with tokens resent, which are NaN where all must be skipped; streams that
-// leave, come back and take over. Keeps its own book of what was received and compares each ack.
+// layers in any order, with tokens resent, which are NaN where all must be skipped, and in half of
+// the feeds with some of what becomes final as codes; streams that leave, come back and take over.
+// Keeps its own book of what was received and compares each ack.
 class RandomStreams {
  public:
   RandomStreams(Store& store, const SequenceKey& key, const Model& model,
                 const kvtier::testing::KvData& data, Random& random)
       : store_(store), key_(key), model_(model), data_(data), random_(random) {
+    codes_ = random.OneIn(2);
     for (const LayerModel& layer : model.layers)
       received_.emplace_back(static_cast<std::size_t>(layer.spec.kv_heads), 0);
     CutLayers();
@@ -147,11 +149,29 @@ class RandomStreams {
     if (span.count == 0) return;
     Message message(data_, stream.shard, stream.order, layers, span);
     const std::int64_t skipped = Take(stream.shard, layers, span, message);
+    if (codes_ && !stream.order.fused) StoreSome(layers, span, message);
     const auto ack = stream.writer->Append(message.chunk());
     ASSERT_THAT(ack, kvtier::testing::IsOk());
     EXPECT_EQ(ack->skipped_tokens, skipped);
     EXPECT_EQ(ack->received_tokens, Least(stream.shard));
     EXPECT_EQ(ack->committed_tokens, Committed());
+  }
+
+  // Lets some of the pages that become final come as codes.
+  void StoreSome(const std::vector<int>& layers, TokenSpan span, Message& message) {
+    for (std::size_t i = 0; i < layers.size(); ++i) {
+      const LayerModel& layer = model_.layers[static_cast<std::size_t>(layers[i])];
+      for (const Side side : {Side::kK, Side::kV}) {
+        const TensorModel& tensor = side == Side::kK ? layer.k : layer.v;
+        if (tensor.dim() == 0 || random_.OneIn(4)) continue;
+        const std::int64_t page = tensor.layout.page_tokens;
+        std::int64_t first = (span.first + page - 1) / page;
+        std::int64_t end = tensor.residual.CodeTokens(span.end()) / page;
+        if (first < end && random_.OneIn(4)) first = random_.Between(first, end - 1);
+        if (first < end && random_.OneIn(4)) end = random_.Between(first + 1, end);
+        if (first < end) message.Store(i, side, tensor, data_, first, end);
+      }
+    }
   }
 
   // Books a message, poisons what it resends, and tells how many of its tokens all had already.
@@ -176,6 +196,7 @@ class RandomStreams {
   const Model& model_;
   const kvtier::testing::KvData& data_;
   Random& random_;
+  bool codes_ = false;
   std::vector<std::vector<std::int64_t>> received_;  // by layer, by head
   std::vector<Stream> streams_;
 };

@@ -110,6 +110,7 @@ class StorePathIndependence : public ::testing::TestWithParam<std::tuple<Case, E
                                         std::int64_t tokens) {
     store_.AppendAtOnce("at-once", model, data, tokens);
     auto bytes = testing::StoredBytesOf(store_.Read("at-once").pins());
+    saturated_ = store_->Describe({"default", "at-once"})->saturated_values;
     EXPECT_THAT(store_->Remove({"default", "at-once"}), kvtier::testing::IsOk());
     return bytes;
   }
@@ -125,6 +126,7 @@ class StorePathIndependence : public ::testing::TestWithParam<std::tuple<Case, E
     const auto cut = testing::StoredBytesOf(store_.Read("cut").pins());
     ASSERT_EQ(testing::DifferenceOf(cut, BytesAtOnce(model, data, tokens)), "")
         << "at " << tokens << " tokens";
+    EXPECT_EQ(description.saturated_values, saturated_);
   }
 
   ReadFormat SomeFormat(ElementType as) {
@@ -171,6 +173,7 @@ class StorePathIndependence : public ::testing::TestWithParam<std::tuple<Case, E
 
   SeededRandom random_;
   TestStore store_{kMemory};
+  std::int64_t saturated_ = 0;  // of the sequence that came at once
 };
 
 TEST_P(StorePathIndependence, UniformModel) {

@@ -338,6 +338,49 @@ TEST_F(StoreRead, QueryScalesAreHandedOnAndNotApplied) {
   EXPECT_THAT(second.layers()[0].q_scales, ElementsAre(7));
 }
 
+TEST_F(StoreRead, Fp8ScalesMeasuredOverWhatIsRead) {
+  const Model& model = Register(TwoLayers(), "kivi4");
+  store_.AppendAtOnce("s", model, data_, 300);
+  const ReadRange range{.first_token = 10, .tokens = 260};
+  const NaiveSequence naive(model, data_, 300);
+  const auto largest = [&](Side side, int layer, int head) {
+    const auto bytes =
+        naive.of(side, layer).Read(head, {range.first_token, range.tokens}, ElementType::kFp32, 1);
+    float most = 0;
+    for (std::size_t at = 0; at < bytes.size(); at += 4) {
+      float value;
+      std::memcpy(&value, bytes.data() + at, 4);
+      most = std::max(most, std::fabs(value));
+    }
+    return most;
+  };
+  for (const auto& [as, limit] :
+       {std::pair(ElementType::kE4m3, 448.0f), std::pair(ElementType::kE5m2, 57344.0f)}) {
+    SequenceReader reader =
+        store_.Read("s", {.as = as, .v_scale = 3.0f, .measure_scales = true}, range);
+    for (int layer = 0; layer < 2; ++layer) EXPECT_TRUE(reader.MeasureScales().value());
+    EXPECT_FALSE(reader.MeasureScales().value());
+    for (int layer = 0; layer < 2; ++layer) {
+      const LayerOutput& out = reader.layers()[static_cast<std::size_t>(layer)];
+      EXPECT_THAT(out.k_scales, ElementsAre(largest(Side::kK, layer, 0) / limit,
+                                            largest(Side::kK, layer, 1) / limit));
+      EXPECT_THAT(out.v_scales, ElementsAre(3.0f));
+    }
+    std::vector<std::byte> k(260 * 2 * 32), v(k.size());
+    EXPECT_THAT(reader.Fill(0, 10, 260, k.data(), v.data()), IsOk());
+  }
+  SequenceReader one = store_.Read(
+      "s", {.as = ElementType::kE4m3, .per_tensor_scales_only = true, .measure_scales = true},
+      range);
+  EXPECT_TRUE(one.MeasureScales().value());
+  const float most = std::max(largest(Side::kV, 0, 0), largest(Side::kV, 0, 1));
+  EXPECT_THAT(one.layers()[0].v_scales, ElementsAre(most / 448));
+  SequenceReader nothing = store_.Read("s", {.as = ElementType::kE4m3, .measure_scales = true},
+                                       {.first_token = 5, .tokens = 0});
+  EXPECT_TRUE(nothing.MeasureScales().value());
+  EXPECT_THAT(nothing.layers()[0].k_scales, ElementsAre(1.0f, 1.0f));
+}
+
 TEST_F(StoreRead, PerHeadScalesAreRefusedToWhoTakesOneOnly) {
   Register(TwoLayers(), "auto");
   const Model& model = store_.Register(Fp8Request("fp8", {2}, {4, 5}))->model();

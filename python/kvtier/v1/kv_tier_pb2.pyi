@@ -29,6 +29,7 @@ READ_AS_FP32: ReadAs
 READ_AS_FP8_E4M3: ReadAs
 READ_AS_FP8_E5M2: ReadAs
 READ_AS_SOURCE: ReadAs
+READ_AS_STORED: ReadAs
 READ_AS_UNSPECIFIED: ReadAs
 ROPE_STATE_AFTER: RopeState
 ROPE_STATE_BEFORE: RopeState
@@ -52,20 +53,24 @@ class AbortResponse(_message.Message):
     def __init__(self, boot_id: _Optional[str] = ...) -> None: ...
 
 class AppendChunk(_message.Message):
-    __slots__ = ["first_layer", "first_token", "k", "num_layers", "num_tokens", "v"]
+    __slots__ = ["first_layer", "first_token", "k", "k_parts", "num_layers", "num_tokens", "v", "v_parts"]
     FIRST_LAYER_FIELD_NUMBER: _ClassVar[int]
     FIRST_TOKEN_FIELD_NUMBER: _ClassVar[int]
     K_FIELD_NUMBER: _ClassVar[int]
+    K_PARTS_FIELD_NUMBER: _ClassVar[int]
     NUM_LAYERS_FIELD_NUMBER: _ClassVar[int]
     NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
     V_FIELD_NUMBER: _ClassVar[int]
+    V_PARTS_FIELD_NUMBER: _ClassVar[int]
     first_layer: int
     first_token: int
     k: bytes
+    k_parts: _containers.RepeatedCompositeFieldContainer[StoredPart]
     num_layers: int
     num_tokens: int
     v: bytes
-    def __init__(self, first_layer: _Optional[int] = ..., num_layers: _Optional[int] = ..., first_token: _Optional[int] = ..., num_tokens: _Optional[int] = ..., k: _Optional[bytes] = ..., v: _Optional[bytes] = ...) -> None: ...
+    v_parts: _containers.RepeatedCompositeFieldContainer[StoredPart]
+    def __init__(self, first_layer: _Optional[int] = ..., num_layers: _Optional[int] = ..., first_token: _Optional[int] = ..., num_tokens: _Optional[int] = ..., k: _Optional[bytes] = ..., v: _Optional[bytes] = ..., k_parts: _Optional[_Iterable[_Union[StoredPart, _Mapping]]] = ..., v_parts: _Optional[_Iterable[_Union[StoredPart, _Mapping]]] = ...) -> None: ...
 
 class AppendOpen(_message.Message):
     __slots__ = ["first_head", "first_layer", "fused_kv", "layout", "model_id", "namespace", "non_finite", "num_heads", "num_layers", "sequence", "writer_epoch"]
@@ -202,8 +207,10 @@ class LayerInfo(_message.Message):
     def __init__(self, layer: _Optional[int] = ..., kv_cache_dtype: _Optional[str] = ..., received_tokens: _Optional[int] = ..., k_code_tokens: _Optional[int] = ..., v_code_tokens: _Optional[int] = ..., k_saturated_values: _Optional[int] = ..., v_saturated_values: _Optional[int] = ...) -> None: ...
 
 class LayerManifest(_message.Message):
-    __slots__ = ["dtype", "k_code_tokens", "k_head_dim", "k_scale", "layer", "num_heads", "q_scale", "v_code_tokens", "v_head_dim", "v_scale"]
+    __slots__ = ["dtype", "k_code_tokens", "k_head_dim", "k_scale", "kv_cache_dtype", "kv_heads", "layer", "num_heads", "q_scale", "v_code_tokens", "v_head_dim", "v_scale"]
     DTYPE_FIELD_NUMBER: _ClassVar[int]
+    KV_CACHE_DTYPE_FIELD_NUMBER: _ClassVar[int]
+    KV_HEADS_FIELD_NUMBER: _ClassVar[int]
     K_CODE_TOKENS_FIELD_NUMBER: _ClassVar[int]
     K_HEAD_DIM_FIELD_NUMBER: _ClassVar[int]
     K_SCALE_FIELD_NUMBER: _ClassVar[int]
@@ -217,13 +224,15 @@ class LayerManifest(_message.Message):
     k_code_tokens: int
     k_head_dim: int
     k_scale: _containers.RepeatedScalarFieldContainer[float]
+    kv_cache_dtype: str
+    kv_heads: int
     layer: int
     num_heads: int
     q_scale: _containers.RepeatedScalarFieldContainer[float]
     v_code_tokens: int
     v_head_dim: int
     v_scale: _containers.RepeatedScalarFieldContainer[float]
-    def __init__(self, layer: _Optional[int] = ..., num_heads: _Optional[int] = ..., k_head_dim: _Optional[int] = ..., v_head_dim: _Optional[int] = ..., dtype: _Optional[_Union[DType, str]] = ..., k_scale: _Optional[_Iterable[float]] = ..., v_scale: _Optional[_Iterable[float]] = ..., k_code_tokens: _Optional[int] = ..., v_code_tokens: _Optional[int] = ..., q_scale: _Optional[_Iterable[float]] = ...) -> None: ...
+    def __init__(self, layer: _Optional[int] = ..., num_heads: _Optional[int] = ..., k_head_dim: _Optional[int] = ..., v_head_dim: _Optional[int] = ..., dtype: _Optional[_Union[DType, str]] = ..., k_scale: _Optional[_Iterable[float]] = ..., v_scale: _Optional[_Iterable[float]] = ..., k_code_tokens: _Optional[int] = ..., v_code_tokens: _Optional[int] = ..., q_scale: _Optional[_Iterable[float]] = ..., kv_cache_dtype: _Optional[str] = ..., kv_heads: _Optional[int] = ...) -> None: ...
 
 class LayerObservation(_message.Message):
     __slots__ = ["k_amax", "k_scale", "kv_cache_dtype", "layer", "q_scale", "tokens", "v_amax", "v_scale"]
@@ -360,20 +369,24 @@ class ModelSpec(_message.Message):
     def __init__(self, name: _Optional[str] = ..., revision: _Optional[str] = ..., source_dtype: _Optional[_Union[DType, str]] = ..., k_rope: _Optional[_Union[RopeState, str]] = ..., hash_block_tokens: _Optional[int] = ..., layers: _Optional[_Iterable[_Union[LayerSpec, _Mapping]]] = ...) -> None: ...
 
 class ReadChunk(_message.Message):
-    __slots__ = ["first_token", "k", "layer", "num_tokens", "sequence_index", "v"]
+    __slots__ = ["first_token", "k", "k_parts", "layer", "num_tokens", "sequence_index", "v", "v_parts"]
     FIRST_TOKEN_FIELD_NUMBER: _ClassVar[int]
     K_FIELD_NUMBER: _ClassVar[int]
+    K_PARTS_FIELD_NUMBER: _ClassVar[int]
     LAYER_FIELD_NUMBER: _ClassVar[int]
     NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
     SEQUENCE_INDEX_FIELD_NUMBER: _ClassVar[int]
     V_FIELD_NUMBER: _ClassVar[int]
+    V_PARTS_FIELD_NUMBER: _ClassVar[int]
     first_token: int
     k: bytes
+    k_parts: _containers.RepeatedCompositeFieldContainer[StoredPart]
     layer: int
     num_tokens: int
     sequence_index: int
     v: bytes
-    def __init__(self, sequence_index: _Optional[int] = ..., layer: _Optional[int] = ..., first_token: _Optional[int] = ..., num_tokens: _Optional[int] = ..., k: _Optional[bytes] = ..., v: _Optional[bytes] = ...) -> None: ...
+    v_parts: _containers.RepeatedCompositeFieldContainer[StoredPart]
+    def __init__(self, sequence_index: _Optional[int] = ..., layer: _Optional[int] = ..., first_token: _Optional[int] = ..., num_tokens: _Optional[int] = ..., k: _Optional[bytes] = ..., v: _Optional[bytes] = ..., k_parts: _Optional[_Iterable[_Union[StoredPart, _Mapping]]] = ..., v_parts: _Optional[_Iterable[_Union[StoredPart, _Mapping]]] = ...) -> None: ...
 
 class ReadManifest(_message.Message):
     __slots__ = ["boot_id", "sequences", "total_bytes"]
@@ -386,31 +399,35 @@ class ReadManifest(_message.Message):
     def __init__(self, boot_id: _Optional[str] = ..., sequences: _Optional[_Iterable[_Union[SequenceManifest, _Mapping]]] = ..., total_bytes: _Optional[int] = ...) -> None: ...
 
 class ReadRequest(_message.Message):
-    __slots__ = ["block_tokens", "first_head", "first_layer", "k_scale", "layout", "namespace", "num_heads", "num_layers", "per_tensor_scales_only", "sequences", "v_scale"]
+    __slots__ = ["accept_k_rotation", "block_tokens", "first_head", "first_layer", "k_scale", "layout", "measure_scales", "namespace", "num_heads", "num_layers", "per_tensor_scales_only", "sequences", "v_scale"]
+    ACCEPT_K_ROTATION_FIELD_NUMBER: _ClassVar[int]
     AS_FIELD_NUMBER: _ClassVar[int]
     BLOCK_TOKENS_FIELD_NUMBER: _ClassVar[int]
     FIRST_HEAD_FIELD_NUMBER: _ClassVar[int]
     FIRST_LAYER_FIELD_NUMBER: _ClassVar[int]
     K_SCALE_FIELD_NUMBER: _ClassVar[int]
     LAYOUT_FIELD_NUMBER: _ClassVar[int]
+    MEASURE_SCALES_FIELD_NUMBER: _ClassVar[int]
     NAMESPACE_FIELD_NUMBER: _ClassVar[int]
     NUM_HEADS_FIELD_NUMBER: _ClassVar[int]
     NUM_LAYERS_FIELD_NUMBER: _ClassVar[int]
     PER_TENSOR_SCALES_ONLY_FIELD_NUMBER: _ClassVar[int]
     SEQUENCES_FIELD_NUMBER: _ClassVar[int]
     V_SCALE_FIELD_NUMBER: _ClassVar[int]
+    accept_k_rotation: bool
     block_tokens: int
     first_head: int
     first_layer: int
     k_scale: float
     layout: Layout
+    measure_scales: bool
     namespace: str
     num_heads: int
     num_layers: int
     per_tensor_scales_only: bool
     sequences: _containers.RepeatedCompositeFieldContainer[SequenceRange]
     v_scale: float
-    def __init__(self, namespace: _Optional[str] = ..., sequences: _Optional[_Iterable[_Union[SequenceRange, _Mapping]]] = ..., first_layer: _Optional[int] = ..., num_layers: _Optional[int] = ..., first_head: _Optional[int] = ..., num_heads: _Optional[int] = ..., layout: _Optional[_Union[Layout, str]] = ..., block_tokens: _Optional[int] = ..., k_scale: _Optional[float] = ..., v_scale: _Optional[float] = ..., per_tensor_scales_only: bool = ..., **kwargs) -> None: ...
+    def __init__(self, namespace: _Optional[str] = ..., sequences: _Optional[_Iterable[_Union[SequenceRange, _Mapping]]] = ..., first_layer: _Optional[int] = ..., num_layers: _Optional[int] = ..., first_head: _Optional[int] = ..., num_heads: _Optional[int] = ..., layout: _Optional[_Union[Layout, str]] = ..., block_tokens: _Optional[int] = ..., k_scale: _Optional[float] = ..., v_scale: _Optional[float] = ..., per_tensor_scales_only: bool = ..., measure_scales: bool = ..., accept_k_rotation: bool = ..., **kwargs) -> None: ...
 
 class ReadResponse(_message.Message):
     __slots__ = ["chunk", "manifest", "summary"]
@@ -539,24 +556,28 @@ class SequenceInfo(_message.Message):
     def __init__(self, sequence: _Optional[str] = ..., model_id: _Optional[str] = ..., kv_cache_dtype: _Optional[str] = ..., state: _Optional[_Union[SequenceState, str]] = ..., committed_tokens: _Optional[int] = ..., memory: _Optional[_Union[MemoryParts, _Mapping]] = ..., source_bytes: _Optional[int] = ..., saturated_values: _Optional[int] = ...) -> None: ...
 
 class SequenceManifest(_message.Message):
-    __slots__ = ["committed_tokens", "first_head", "first_token", "layers", "model_id", "num_tokens", "sealed", "sequence"]
+    __slots__ = ["committed_tokens", "first_head", "first_token", "k_rope", "layers", "model_id", "num_tokens", "page_tokens", "sealed", "sequence"]
     COMMITTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     FIRST_HEAD_FIELD_NUMBER: _ClassVar[int]
     FIRST_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    K_ROPE_FIELD_NUMBER: _ClassVar[int]
     LAYERS_FIELD_NUMBER: _ClassVar[int]
     MODEL_ID_FIELD_NUMBER: _ClassVar[int]
     NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    PAGE_TOKENS_FIELD_NUMBER: _ClassVar[int]
     SEALED_FIELD_NUMBER: _ClassVar[int]
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     committed_tokens: int
     first_head: int
     first_token: int
+    k_rope: RopeState
     layers: _containers.RepeatedCompositeFieldContainer[LayerManifest]
     model_id: str
     num_tokens: int
+    page_tokens: int
     sealed: bool
     sequence: str
-    def __init__(self, sequence: _Optional[str] = ..., model_id: _Optional[str] = ..., first_token: _Optional[int] = ..., num_tokens: _Optional[int] = ..., committed_tokens: _Optional[int] = ..., sealed: bool = ..., first_head: _Optional[int] = ..., layers: _Optional[_Iterable[_Union[LayerManifest, _Mapping]]] = ...) -> None: ...
+    def __init__(self, sequence: _Optional[str] = ..., model_id: _Optional[str] = ..., first_token: _Optional[int] = ..., num_tokens: _Optional[int] = ..., committed_tokens: _Optional[int] = ..., sealed: bool = ..., first_head: _Optional[int] = ..., layers: _Optional[_Iterable[_Union[LayerManifest, _Mapping]]] = ..., page_tokens: _Optional[int] = ..., k_rope: _Optional[_Union[RopeState, str]] = ...) -> None: ...
 
 class SequenceRange(_message.Message):
     __slots__ = ["first_token", "model_id", "num_tokens", "sequence"]
@@ -569,6 +590,16 @@ class SequenceRange(_message.Message):
     num_tokens: int
     sequence: str
     def __init__(self, sequence: _Optional[str] = ..., first_token: _Optional[int] = ..., num_tokens: _Optional[int] = ..., model_id: _Optional[str] = ...) -> None: ...
+
+class StoredPart(_message.Message):
+    __slots__ = ["data", "page", "tokens"]
+    DATA_FIELD_NUMBER: _ClassVar[int]
+    PAGE_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    data: bytes
+    page: int
+    tokens: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, page: _Optional[int] = ..., tokens: _Optional[_Iterable[int]] = ..., data: _Optional[bytes] = ...) -> None: ...
 
 class DType(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = []
