@@ -6,6 +6,7 @@
 #include <grpcpp/support/channel_arguments.h>
 
 #include <cstring>
+#include <optional>
 #include <utility>
 
 #include "absl/strings/numbers.h"
@@ -15,6 +16,7 @@
 #include "client/grpc_status.h"
 #include "client/read_check.h"
 #include "client/read_reactor.h"
+#include "client/stored_decoder.h"
 #include "kvtier/v1/kv_tier.grpc.pb.h"
 
 namespace kvtier::client {
@@ -171,9 +173,14 @@ absl::StatusOr<std::unique_ptr<AppendStream>> Client::OpenAppend(const AppendOpt
 }
 
 absl::StatusOr<ReadResult> Client::Read(const v1::ReadRequest& request,
-                                        const ReadHandlers& handlers) {
+                                        const ReadHandlers& handlers, Transfer transfer) {
+  std::optional<StoredDecoder> decoder;
+  if (transfer == Transfer::kStored) {
+    KVT_ASSIGN_OR_RETURN(decoder, StoredDecoder::Make(request));
+  }
+  const v1::ReadRequest& asked = decoder ? decoder->request() : request;
   ReadReactor reactor(impl_->options().stall_limit, impl_->StreamDeadline());
-  reactor.Start(impl_->stub(), request);
+  reactor.Start(impl_->stub(), asked);
   ReadCheck check;
   ReadResult result;
   v1::ReadResponse message;
@@ -187,12 +194,20 @@ absl::StatusOr<ReadResult> Client::Read(const v1::ReadRequest& request,
     }
     if (message.has_manifest()) {
       begun = true;
-      KVT_RETURN_IF_ERROR(check.Begin(message.manifest(), request.sequences_size()));
+      KVT_RETURN_IF_ERROR(check.Begin(message.manifest(), request.sequences_size(),
+                                      asked.as() == v1::READ_AS_STORED));
+      result.manifest = message.manifest();
+      if (decoder) {
+        KVT_ASSIGN_OR_RETURN(result.manifest, decoder->Begin(message.manifest()));
+      }
       if (handlers.on_manifest) {
-        KVT_RETURN_IF_ERROR(handlers.on_manifest(message.manifest()));
+        KVT_RETURN_IF_ERROR(handlers.on_manifest(result.manifest));
       }
     } else if (message.has_chunk()) {
       KVT_RETURN_IF_ERROR(check.Take(message.chunk()));
+      if (decoder) {
+        KVT_ASSIGN_OR_RETURN(*message.mutable_chunk(), decoder->Decode(message.chunk()));
+      }
       if (handlers.on_chunk) {
         KVT_RETURN_IF_ERROR(handlers.on_chunk(std::move(*message.mutable_chunk())));
       }
@@ -203,12 +218,13 @@ absl::StatusOr<ReadResult> Client::Read(const v1::ReadRequest& request,
   }
   if (!ended) return absl::DataLossError("the read ended without a summary");
   KVT_RETURN_IF_ERROR(check.End());
-  result.manifest = check.manifest();
+  if (decoder) result.summary.set_saturated_values(decoder->saturated_values());
+  result.transferred_bytes = check.bytes();
   return result;
 }
 
 absl::StatusOr<ReadResult> Client::ReadInto(const v1::ReadRequest& request,
-                                            const PlaceSequence& place) {
+                                            const PlaceSequence& place, Transfer transfer) {
   std::vector<std::vector<LayerTarget>> targets;
   v1::ReadManifest manifest;
   ReadHandlers handlers;
@@ -236,7 +252,7 @@ absl::StatusOr<ReadResult> Client::ReadInto(const v1::ReadRequest& request,
     geometry.vector_bytes = *RowBytes(layer.dtype(), layer.v_head_dim());
     return Scatter(chunk.v(), geometry, first, target.v);
   };
-  return Read(request, handlers);
+  return Read(request, handlers, transfer);
 }
 
 }  // namespace kvtier::client

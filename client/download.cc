@@ -138,7 +138,8 @@ absl::Status SequenceFile::Take(const v1::ReadChunk& chunk) {
 }  // namespace
 
 absl::StatusOr<DownloadReport> Download(Client& client, const v1::ReadRequest& request,
-                                        const std::string& path, const DownloadProgress& progress) {
+                                        const std::string& path, const DownloadProgress& progress,
+                                        Transfer transfer) {
   if (request.sequences_size() != 1) {
     return absl::InvalidArgumentError(
         fmt::format("{} sequences were asked for; a file holds one", request.sequences_size()));
@@ -159,7 +160,7 @@ absl::StatusOr<DownloadReport> Download(Client& client, const v1::ReadRequest& r
   };
   DownloadReport report;
   const absl::Time start = absl::Now();
-  KVT_ASSIGN_OR_RETURN(report.read, client.Read(request, handlers));
+  KVT_ASSIGN_OR_RETURN(report.read, client.Read(request, handlers, transfer));
   report.duration = absl::Now() - start;
   KVT_RETURN_IF_ERROR(file.Finish());
   return report;

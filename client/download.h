@@ -22,6 +22,7 @@ using DownloadProgress = std::function<void(std::uint64_t bytes, std::uint64_t t
 // layout, [tokens, heads, dim] or [heads, tokens, dim], and for FP8 `layers.N.k_scale` and
 // `v_scale` (F32, [1] or [heads]). The file appears when it is whole; after an error there is none.
 absl::StatusOr<DownloadReport> Download(Client& client, const v1::ReadRequest& request,
-                                        const std::string& path, const DownloadProgress& progress);
+                                        const std::string& path, const DownloadProgress& progress,
+                                        Transfer transfer = Transfer::kValues);
 
 }  // namespace kvtier::client

@@ -7,7 +7,7 @@
 #include <string>
 
 #include "cachestore/base/status_macros.h"
-#include "kernels/element.h"
+#include "client/resolve_model.h"
 
 namespace kvtier::client {
 namespace {
@@ -67,23 +67,23 @@ absl::StatusOr<std::uint64_t> CheckSequence(const v1::SequenceManifest& sequence
 }  // namespace
 
 std::optional<std::uint64_t> RowBytes(v1::DType dtype, std::uint32_t dim) {
-  static constexpr std::pair<v1::DType, kernels::ElementType> kTypes[] = {
-      {v1::DTYPE_BF16, kernels::ElementType::kBf16},
-      {v1::DTYPE_FP16, kernels::ElementType::kFp16},
-      {v1::DTYPE_FP32, kernels::ElementType::kFp32},
-      {v1::DTYPE_FP8_E4M3, kernels::ElementType::kE4m3},
-      {v1::DTYPE_FP8_E5M2, kernels::ElementType::kE5m2},
-      {v1::DTYPE_Q8_0, kernels::ElementType::kQ8},
-      {v1::DTYPE_Q4_0, kernels::ElementType::kQ4}};
-  for (const auto& [known, type] : kTypes) {
-    if (dtype == known) return static_cast<std::uint64_t>(kernels::RowBytes(type, dim));
-  }
+  const std::optional<kernels::ElementType> type = ElementTypeOf(dtype);
+  if (type.has_value()) return static_cast<std::uint64_t>(kernels::RowBytes(*type, dim));
   return std::nullopt;
 }
 
 bool IsFp8(v1::DType dtype) { return dtype == v1::DTYPE_FP8_E4M3 || dtype == v1::DTYPE_FP8_E5M2; }
 
-absl::Status ReadCheck::Begin(const v1::ReadManifest& manifest, int sequences) {
+std::uint64_t ChunkBytes(const v1::ReadChunk& chunk) {
+  std::uint64_t bytes = chunk.k().size() + chunk.v().size();
+  for (const auto* parts : {&chunk.k_parts(), &chunk.v_parts()}) {
+    for (const v1::StoredPart& part : *parts) bytes += part.data().size();
+  }
+  return bytes;
+}
+
+absl::Status ReadCheck::Begin(const v1::ReadManifest& manifest, int sequences, bool stored) {
+  stored_ = stored;
   if (manifest.sequences_size() != sequences) {
     return Loss(fmt::format("the manifest has {} sequences; {} were asked for",
                             manifest.sequences_size(), sequences));
@@ -96,7 +96,7 @@ absl::Status ReadCheck::Begin(const v1::ReadManifest& manifest, int sequences) {
     }
     next_token_.emplace_back(sequence.layers_size(), sequence.first_token());
   }
-  if (bytes != manifest.total_bytes()) {
+  if (!stored && bytes != manifest.total_bytes()) {
     return Loss(fmt::format("the manifest says {} bytes, but its layers take {}",
                             manifest.total_bytes(), bytes));
   }
@@ -104,36 +104,45 @@ absl::Status ReadCheck::Begin(const v1::ReadManifest& manifest, int sequences) {
   return absl::OkStatus();
 }
 
-absl::Status ReadCheck::Take(const v1::ReadChunk& chunk) {
+absl::Status ReadCheck::CheckPlace(const v1::ReadChunk& chunk) const {
   if (chunk.sequence_index() >= next_token_.size()) {
     return Loss(fmt::format("a chunk is of sequence {}; the manifest has {}",
                             chunk.sequence_index(), next_token_.size()));
   }
   const v1::SequenceManifest& sequence = sequence_of(chunk);
   const std::string name = Name(sequence, chunk.layer());
-  std::vector<std::uint64_t>& next_token = next_token_[chunk.sequence_index()];
+  const std::vector<std::uint64_t>& next_token = next_token_[chunk.sequence_index()];
   if (next_token.empty() || chunk.layer() < sequence.layers(0).layer() ||
       layer_index(chunk) >= next_token.size()) {
     return Loss(fmt::format("a chunk is of {}, which the manifest does not have", name));
   }
-  const v1::LayerManifest& layer = sequence.layers(static_cast<int>(layer_index(chunk)));
-  std::uint64_t& next = next_token[layer_index(chunk)];
+  const std::uint64_t next = next_token[layer_index(chunk)];
   const std::uint64_t left = sequence.first_token() + sequence.num_tokens() - next;
   if (chunk.first_token() != next || chunk.num_tokens() == 0 || chunk.num_tokens() > left) {
     return Loss(fmt::format("{}: a chunk brings {} tokens from {}; from {} on {} are expected",
                             name, chunk.num_tokens(), chunk.first_token(), next, left));
   }
+  return absl::OkStatus();
+}
+
+absl::Status ReadCheck::Take(const v1::ReadChunk& chunk) {
+  KVT_RETURN_IF_ERROR(CheckPlace(chunk));
+  bytes_ += ChunkBytes(chunk);
+  next_token_[chunk.sequence_index()][layer_index(chunk)] += chunk.num_tokens();
+  if (stored_) return absl::OkStatus();
+  const v1::SequenceManifest& sequence = sequence_of(chunk);
+  const v1::LayerManifest& layer = sequence.layers(static_cast<int>(layer_index(chunk)));
   // In range: no larger than the layer, whose size Begin found to fit.
   const std::uint64_t rows = std::uint64_t{chunk.num_tokens()} * layer.num_heads();
   const std::uint64_t k_bytes = rows * *RowBytes(layer.dtype(), layer.k_head_dim());
   const std::uint64_t v_bytes = rows * *RowBytes(layer.dtype(), layer.v_head_dim());
   if (chunk.k().size() != k_bytes || chunk.v().size() != v_bytes) {
-    return Loss(fmt::format(
-        "{}: a chunk of {} tokens brings {} bytes of K and {} of V; {} and {} "
-        "are expected",
-        name, chunk.num_tokens(), chunk.k().size(), chunk.v().size(), k_bytes, v_bytes));
+    return Loss(
+        fmt::format("{}: a chunk of {} tokens brings {} bytes of K and {} of V; {} and {} "
+                    "are expected",
+                    Name(sequence, chunk.layer()), chunk.num_tokens(), chunk.k().size(),
+                    chunk.v().size(), k_bytes, v_bytes));
   }
-  next += chunk.num_tokens();
   return absl::OkStatus();
 }
 
@@ -147,6 +156,10 @@ absl::Status ReadCheck::End() const {
                               Name(sequence, sequence.layers(static_cast<int>(i)).layer()),
                               next_token_[s][i], end));
     }
+  }
+  if (bytes_ != manifest_.total_bytes()) {
+    return Loss(
+        fmt::format("{} bytes came; the manifest says {}", bytes_, manifest_.total_bytes()));
   }
   return absl::OkStatus();
 }

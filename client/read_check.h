@@ -15,16 +15,21 @@ namespace kvtier::client {
 std::optional<std::uint64_t> RowBytes(v1::DType dtype, std::uint32_t dim);
 bool IsFp8(v1::DType dtype);
 
+// Of K, V and parts.
+std::uint64_t ChunkBytes(const v1::ReadChunk& chunk);
+
 // Holds a read's chunks against its manifest, so that what takes them need not doubt them: layer,
 // tokens and bytes of each, scales of FP8 output, and at the end that nothing is missing. DATA_LOSS
 // says what came and what was promised.
 class ReadCheck {
  public:
-  // `sequences`: as many as were asked for.
-  absl::Status Begin(const v1::ReadManifest& manifest, int sequences);
+  // `sequences`: as many as were asked for. `stored`: read as stored; what parts hold is not looked
+  // at here, only that all bytes come that were promised.
+  absl::Status Begin(const v1::ReadManifest& manifest, int sequences, bool stored = false);
   absl::Status Take(const v1::ReadChunk& chunk);
   absl::Status End() const;
 
+  std::uint64_t bytes() const { return bytes_; }  // of the chunks so far
   const v1::ReadManifest& manifest() const { return manifest_; }
   const v1::SequenceManifest& sequence_of(const v1::ReadChunk& chunk) const;
   // Of a chunk that Take passed: the place of its layer in the sequence's manifest.
@@ -32,6 +37,10 @@ class ReadCheck {
 
  private:
   v1::ReadManifest manifest_;
+  absl::Status CheckPlace(const v1::ReadChunk& chunk) const;
+
+  bool stored_ = false;
+  std::uint64_t bytes_ = 0;
   std::vector<std::vector<std::uint64_t>> next_token_;  // by sequence and layer of the manifest
 };
 

@@ -16,6 +16,16 @@ namespace {
 // What a chunk's message has besides K and V: field tags, lengths and four numbers, with room.
 constexpr std::uint64_t kMessageOverhead = 128;
 
+// What a part has besides its bytes, as a message says it, with room.
+constexpr std::uint64_t kPartOverhead = 64;
+
+// As values or as codes, whichever is more: a page of codes has a header.
+std::uint64_t MostTokenBytes(const cachestore::TensorModel& tensor, std::uint64_t values) {
+  const auto part = static_cast<std::uint64_t>(tensor.layout.bytes) + kPartOverhead;
+  const auto tokens = static_cast<std::uint64_t>(tensor.layout.page_tokens);
+  return std::max(values, (part + tokens - 1) / tokens);
+}
+
 std::uint64_t TokenBytes(const TensorInfo& tensor) { return tensor.size / tensor.shape[0]; }
 
 // Tokens [first, first + count) of a [tokens, heads, dim] tensor lie together.
@@ -26,10 +36,18 @@ absl::Status ReadTokens(const KvFile& file, const TensorInfo& tensor, const v1::
                           std::as_writable_bytes(std::span(out)));
 }
 
+std::uint64_t ChunkBytes(const v1::AppendChunk& chunk) {
+  std::uint64_t bytes = chunk.k().size() + chunk.v().size();
+  for (const auto* parts : {&chunk.k_parts(), &chunk.v_parts()}) {
+    for (const v1::StoredPart& part : *parts) bytes += part.data().size();
+  }
+  return bytes;
+}
+
 absl::Status SendLayer(AppendStream& stream, const KvFile& file, std::uint32_t index,
                        const UploadOptions& options, UploadReport& report) {
   const KvFileLayer& layer = file.layers()[index];
-  KVT_ASSIGN_OR_RETURN(const std::uint32_t chunk_tokens, ChunkTokens(layer, options));
+  KVT_ASSIGN_OR_RETURN(const std::uint32_t chunk_tokens, ChunkTokens(file, index, options));
   for (std::uint64_t token = report.first_token; token < file.tokens(); token += chunk_tokens) {
     v1::AppendChunk chunk;
     chunk.set_first_layer(index);
@@ -42,6 +60,8 @@ absl::Status SendLayer(AppendStream& stream, const KvFile& file, std::uint32_t i
       KVT_RETURN_IF_ERROR(ReadTokens(file, *layer.v, chunk, *chunk.mutable_v()));
     }
     report.sent_bytes += chunk.k().size() + chunk.v().size();
+    if (options.encoder != nullptr) options.encoder->Encode(chunk);
+    report.transferred_bytes += ChunkBytes(chunk);
     KVT_RETURN_IF_ERROR(stream.Send(std::move(chunk)));
     if (options.on_progress) options.on_progress(report.sent_bytes);
   }
@@ -50,8 +70,15 @@ absl::Status SendLayer(AppendStream& stream, const KvFile& file, std::uint32_t i
 
 }  // namespace
 
-absl::StatusOr<std::uint32_t> ChunkTokens(const KvFileLayer& layer, const UploadOptions& options) {
-  const std::uint64_t token_bytes = TokenBytes(layer.k) + (layer.v ? TokenBytes(*layer.v) : 0);
+absl::StatusOr<std::uint32_t> ChunkTokens(const KvFile& file, std::uint32_t index,
+                                          const UploadOptions& options) {
+  const KvFileLayer& layer = file.layers()[index];
+  std::uint64_t token_bytes = TokenBytes(layer.k) + (layer.v ? TokenBytes(*layer.v) : 0);
+  if (options.encoder != nullptr) {
+    const cachestore::LayerModel& model = options.encoder->model().layers[index];
+    token_bytes = MostTokenBytes(model.k, TokenBytes(layer.k)) +
+                  (layer.v ? MostTokenBytes(model.v, TokenBytes(*layer.v)) : 0);
+  }
   const std::uint64_t wanted = std::max<std::uint32_t>(options.chunk_tokens, 1);
   if (options.max_message_bytes == 0) return static_cast<std::uint32_t>(wanted);
   const std::uint64_t room =

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <functional>
+#include <map>
 #include <memory>
 #include <string>
 
@@ -25,6 +26,10 @@ struct CommonFlags {
   std::string name_space;
   bool json = false;
 };
+
+// --transfer
+inline const std::map<std::string, Transfer> kTransfers = {{"values", Transfer::kValues},
+                                                           {"stored", Transfer::kStored}};
 
 // A sub-command: its parser, and what runs once its flags are in.
 struct Command {

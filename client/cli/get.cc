@@ -31,11 +31,13 @@ struct GetFlags {
   std::string out;
   std::string as = "source";
   std::string layout = "NHD";
+  std::string transfer = "values";
   std::string layers;
   std::string heads;
   std::string tokens;
   std::optional<float> k_scale;
   std::optional<float> v_scale;
+  bool measure_scales = false;
   bool progress = false;
 };
 
@@ -68,6 +70,7 @@ absl::StatusOr<v1::ReadRequest> Request(const Session& session, const GetFlags& 
   request.set_layout(kLayouts.at(flags.layout));
   if (flags.k_scale) request.set_k_scale(*flags.k_scale);
   if (flags.v_scale) request.set_v_scale(*flags.v_scale);
+  request.set_measure_scales(flags.measure_scales);
   return request;
 }
 
@@ -109,6 +112,7 @@ void Print(const Session& session, const GetFlags& flags, const DownloadReport& 
     json["tokens"] = sequence.num_tokens();
     json["layers"] = sequence.layers_size();
     json["bytes"] = bytes;
+    json["transferred_bytes"] = report.read.transferred_bytes;
     json["read_seconds"] = seconds;
     json["read_mb_per_s"] = mb_per_s;
     json["saturated_values"] = report.read.summary.saturated_values();
@@ -126,6 +130,9 @@ void Print(const Session& session, const GetFlags& flags, const DownloadReport& 
   table.AddRow({"read", fmt::format("{} layers as {} {}: {} in {:.3f} s, {:.1f} MB/s",
                                     sequence.layers_size(), DtypeNames(sequence), flags.layout,
                                     FormatBytes(bytes), seconds, mb_per_s)});
+  if (report.read.transferred_bytes != bytes) {
+    table.AddRow({"transferred", FormatBytes(report.read.transferred_bytes)});
+  }
   table.AddRow({"saturated",
                 fmt::format("{} values", WithThousands(report.read.summary.saturated_values()))});
   table.AddRow({"out", flags.out});
@@ -141,9 +148,10 @@ int Get(const Session& session, const GetFlags& flags) {
   absl::StatusOr<DownloadReport> report;
   {
     Progress progress(session.terminal(), "get", flags.progress);
-    report = Download(**client, *request, flags.out, [&](std::uint64_t bytes, std::uint64_t total) {
-      progress.Update(bytes, total);
-    });
+    report = Download(
+        **client, *request, flags.out,
+        [&](std::uint64_t bytes, std::uint64_t total) { progress.Update(bytes, total); },
+        kTransfers.at(flags.transfer));
   }
   if (!report.ok()) return session.Refused(report.status());
   Print(session, flags, *report);
@@ -166,6 +174,10 @@ Command AddGet(CLI::App& parent, Terminal& terminal) {
   app.add_option("--layout", flags->layout, "NHD: [tokens, heads, dim]; HND: [heads, tokens, dim]")
       ->check(CLI::IsMember(kLayouts))
       ->capture_default_str();
+  app.add_option("--transfer", flags->transfer,
+                 "values, or stored: codes travel and are decoded here, to the same values")
+      ->check(CLI::IsMember(kTransfers))
+      ->capture_default_str();
   app.add_option("--layers", flags->layers, "Layers FIRST:END, END left out; all if not given");
   app.add_option("--heads", flags->heads, "KV heads FIRST:END; all if not given");
   app.add_option("--tokens", flags->tokens, "Tokens FIRST:END; all committed if not given");
@@ -173,6 +185,8 @@ Command AddGet(CLI::App& parent, Terminal& terminal) {
                  "Scale of K for FP8; the stored one, else 1.0, if not given");
   app.add_option("--v-scale", flags->v_scale,
                  "Scale of V for FP8; the stored one, else 1.0, if not given");
+  app.add_flag("--measure-scales", flags->measure_scales,
+               "For FP8, measure the scales that are not given over what is read");
   app.add_flag("--progress", flags->progress, "Tell progress even where stderr is no terminal");
   return {command.app, [session = command.session, flags] { return Get(*session, *flags); }};
 }

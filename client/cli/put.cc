@@ -13,11 +13,15 @@
 #include "client/cli/table.h"
 #include "client/kv_file.h"
 #include "client/model_source.h"
+#include "client/resolve_model.h"
 #include "client/scales_file.h"
 #include "client/upload.h"
 
 namespace kvtier::client {
 namespace {
+
+// Only whole pages of a chunk travel as codes, so chunks are longer then.
+constexpr std::uint32_t kStoredChunkTokens = 4096;
 
 struct PutFlags {
   std::string file;
@@ -28,7 +32,8 @@ struct PutFlags {
   std::vector<std::string> skip_layers;
   std::uint32_t page_tokens = 0;
   std::uint64_t max_tokens = 0;
-  std::uint32_t chunk_tokens = 256;
+  std::uint32_t chunk_tokens = 0;
+  std::string transfer = "values";
   std::vector<float> k_scale;
   std::vector<float> v_scale;
   std::string scales;
@@ -115,7 +120,12 @@ absl::StatusOr<PutResult> Run(const Session& session, const PutFlags& flags, con
   open.set_model_id(result.model.model_id());
   open.set_layout(v1::LAYOUT_NHD);
   if (flags.saturate) open.set_non_finite(v1::NON_FINITE_POLICY_SATURATE);
-  options.chunk_tokens = flags.chunk_tokens;
+  if (kTransfers.at(flags.transfer) == Transfer::kStored) {
+    KVT_ASSIGN_OR_RETURN(const auto model, ResolveRegistered(request, result.model));
+    options.encoder = std::make_shared<StoredEncoder>(model, open);
+    options.chunk_tokens = kStoredChunkTokens;
+  }
+  if (flags.chunk_tokens > 0) options.chunk_tokens = flags.chunk_tokens;
   options.max_message_bytes = result.model.max_message_bytes();
   options.seal = !flags.no_seal;
   {
@@ -166,6 +176,7 @@ std::string ToJsonText(const PutResult& result, const KvFile& file) {
   json["tokens"] = info.committed_tokens();
   json["first_token_sent"] = result.upload.first_token;
   json["sent_bytes"] = result.upload.sent_bytes;
+  json["transferred_bytes"] = result.upload.transferred_bytes;
   json["source_bytes"] = info.source_bytes();
   json["stored_bytes"] = figures.stored_bytes;
   json["memory"] = ToJson(info.memory());
@@ -207,6 +218,9 @@ std::string ToText(const PutResult& result, const KvFile& file) {
   table.AddRow(
       {"append", fmt::format("{} in {:.3f} s: {:.1f} MB/s", FormatBytes(result.upload.sent_bytes),
                              figures.seconds, figures.mb_per_s)});
+  if (result.upload.transferred_bytes != result.upload.sent_bytes) {
+    table.AddRow({"transferred", FormatBytes(result.upload.transferred_bytes)});
+  }
   table.AddRow({"saturated", fmt::format("{} values", WithThousands(info.saturated_values()))});
   if (!file.ignored_tensors().empty()) {
     table.AddRow({"ignored", fmt::format("{}", fmt::join(file.ignored_tensors(), ", "))});
@@ -256,8 +270,13 @@ Command AddPut(CLI::App& parent, Terminal& terminal) {
   app.add_option("--max-tokens", flags->max_tokens,
                  "Tokens per request in the capacity line; 0: the server's default")
       ->capture_default_str();
-  app.add_option("--chunk-tokens", flags->chunk_tokens, "Tokens of one layer in a message")
-      ->check(CLI::Range(1U, 1U << 24U))
+  app.add_option("--chunk-tokens", flags->chunk_tokens,
+                 "Tokens of one layer in a message; 256, of --transfer=stored 4096, if not given")
+      ->check(CLI::Range(1U, 1U << 24U));
+  app.add_option("--transfer", flags->transfer,
+                 "values, or stored: pages are encoded here and codes travel, for the same bytes "
+                 "there")
+      ->check(CLI::IsMember(kTransfers))
       ->capture_default_str();
   CLI::Option* k_scale = app.add_option("--k-scale", flags->k_scale,
                                         "FP8 scale of K: one, or one per KV head by commas")

@@ -34,7 +34,7 @@ std::string Bytes(const SafetensorsReader& file, const std::string& name) {
   return bytes;
 }
 
-class Transfer : public ::testing::Test {
+class FileTransfer : public ::testing::Test {
  protected:
   void SetUp() override {
     auto opened = KvFile::Open(kSample);
@@ -64,7 +64,7 @@ class Transfer : public ::testing::Test {
   UploadOptions options_;
 };
 
-TEST_F(Transfer, UploadsLayerByLayerInChunks) {
+TEST_F(FileTransfer, UploadsLayerByLayerInChunks) {
   options_.chunk_tokens = 100;
   std::vector<std::uint64_t> told;
   options_.on_progress = [&](std::uint64_t bytes) { told.push_back(bytes); };
@@ -89,7 +89,7 @@ TEST_F(Transfer, UploadsLayerByLayerInChunks) {
   EXPECT_EQ(told.back(), file_->bytes());
 }
 
-TEST_F(Transfer, CutsChunksToTheServersLargestMessage) {
+TEST_F(FileTransfer, CutsChunksToTheServersLargestMessage) {
   options_.chunk_tokens = 256;
   options_.max_message_bytes = 10 * 2 * kTokenBytes + 128;
   ASSERT_THAT(Upload(*client_, *file_, options_), IsOk());
@@ -98,10 +98,10 @@ TEST_F(Transfer, CutsChunksToTheServersLargestMessage) {
 }
 
 // The cut must hold for the message as it is encoded, not only for its payload.
-TEST_F(Transfer, ACutChunksMessageIsWithinTheLimit) {
+TEST_F(FileTransfer, ACutChunksMessageIsWithinTheLimit) {
   for (std::uint64_t limit = 2 * kTokenBytes + 128; limit < 8 * kTokenBytes; limit += 77) {
     options_.max_message_bytes = limit;
-    const auto tokens = ChunkTokens(file_->layers()[0], options_);
+    const auto tokens = ChunkTokens(*file_, 0, options_);
     ASSERT_THAT(tokens, IsOk());
     v1::AppendRequest request;
     v1::AppendChunk& chunk = *request.mutable_chunk();
@@ -115,7 +115,7 @@ TEST_F(Transfer, ACutChunksMessageIsWithinTheLimit) {
   }
 }
 
-TEST_F(Transfer, SaysWhenNotOneTokenFits) {
+TEST_F(FileTransfer, SaysWhenNotOneTokenFits) {
   options_.max_message_bytes = 2 * kTokenBytes;
   EXPECT_THAT(Upload(*client_, *file_, options_),
               StatusIs(absl::StatusCode::kInvalidArgument,
@@ -123,13 +123,13 @@ TEST_F(Transfer, SaysWhenNotOneTokenFits) {
                                  "messages of at most 768")));
 }
 
-TEST_F(Transfer, LeavesASequenceOpenIfAskedTo) {
+TEST_F(FileTransfer, LeavesASequenceOpenIfAskedTo) {
   options_.seal = false;
   ASSERT_THAT(Upload(*client_, *file_, options_), IsOk());
   EXPECT_FALSE(service().sequences["s"].sealed);
 }
 
-TEST_F(Transfer, GoesOnWhereTheSequenceStands) {
+TEST_F(FileTransfer, GoesOnWhereTheSequenceStands) {
   options_.seal = false;
   ASSERT_THAT(Upload(*client_, *file_, options_), IsOk());
   const std::size_t before = service().chunks.size();
@@ -142,7 +142,7 @@ TEST_F(Transfer, GoesOnWhereTheSequenceStands) {
   EXPECT_TRUE(service().sequences["s"].sealed);
 }
 
-TEST_F(Transfer, PassesTheServersErrorOn) {
+TEST_F(FileTransfer, PassesTheServersErrorOn) {
   service().on_chunk = [](const v1::AppendChunk&, int number) {
     return number < 5 ? grpc::Status::OK
                       : ErrorWithReason(grpc::StatusCode::RESOURCE_EXHAUSTED, "the budget is full",
@@ -153,7 +153,7 @@ TEST_F(Transfer, PassesTheServersErrorOn) {
   EXPECT_EQ(ErrorReason(report.status()), "BUDGET");
 }
 
-TEST_F(Transfer, DownloadsWhatWasUploaded) {
+TEST_F(FileTransfer, DownloadsWhatWasUploaded) {
   ASSERT_THAT(Upload(*client_, *file_, options_), IsOk());
   std::uint64_t told = 0;
   const auto report = Download(*client_, ReadAll(), dir_.File("out"),
@@ -175,7 +175,7 @@ TEST_F(Transfer, DownloadsWhatWasUploaded) {
   }
 }
 
-TEST_F(Transfer, DownloadsHeadsFirst) {
+TEST_F(FileTransfer, DownloadsHeadsFirst) {
   ASSERT_THAT(Upload(*client_, *file_, options_), IsOk());
   v1::ReadRequest request = ReadAll();
   request.set_layout(v1::LAYOUT_HND);
@@ -200,7 +200,7 @@ TEST_F(Transfer, DownloadsHeadsFirst) {
   EXPECT_EQ(Bytes(*out, "layers.2.k"), expected);
 }
 
-TEST_F(Transfer, WritesTheScalesOfFp8) {
+TEST_F(FileTransfer, WritesTheScalesOfFp8) {
   ASSERT_THAT(Upload(*client_, *file_, options_), IsOk());
   v1::ReadRequest request = ReadAll();
   request.set_as(v1::READ_AS_FP8_E4M3);
@@ -216,7 +216,7 @@ TEST_F(Transfer, WritesTheScalesOfFp8) {
   EXPECT_EQ(Bytes(*out, "layers.7.v_scale").substr(8), std::string("\x00\x00\x80\x3E", 4));
 }
 
-TEST_F(Transfer, ABrokenDownloadLeavesNoFile) {
+TEST_F(FileTransfer, ABrokenDownloadLeavesNoFile) {
   ASSERT_THAT(Upload(*client_, *file_, options_), IsOk());
   service().on_read = [](v1::ReadResponse& message) {
     if (message.has_chunk() && message.chunk().layer() == 5) message.Clear();

@@ -127,15 +127,24 @@ TEST_F(CommandLine, EveryFormatIsReadAsEveryType) {
        {"auto", "float16", "bfloat16", "fp8", "fp8_e5m2", "int8_per_token_head",
         "fp8_per_token_head", "q8_0", "q4_0", "kivi2", "kivi4", "k4v2", "kivi(8,4,64,64)"}) {
     const std::string name = std::string("as ") + format;
-    RunJson({"put", kSample, "--sequence=" + name, std::string("--kv-cache-dtype=") + format});
+    const json put =
+        RunJson({"put", kSample, "--sequence=" + name, std::string("--kv-cache-dtype=") + format});
+    const json encoded = RunJson({"put", kSample, "--sequence=" + name + " here",
+                                  std::string("--kv-cache-dtype=") + format, "--transfer=stored"});
+    EXPECT_EQ(encoded.at("memory"), put.at("memory")) << format;
+    EXPECT_EQ(encoded.at("saturated_values"), put.at("saturated_values")) << format;
     for (const auto& [as, dtype] : types) {
       const std::string out = folder_ / "typed.safetensors";
       RunJson({"get", "--sequence=" + name, "--as=" + as, "--out=" + out});
       const Tensors served(out);
       EXPECT_EQ(served.header.at("layers.0.k").at("dtype"), dtype) << format;
       EXPECT_EQ(served.header.contains("layers.0.k_scale"), as.starts_with("fp8")) << format;
+      const std::string decoded = folder_ / "decoded.safetensors";
+      RunJson({"get", "--sequence=" + name, "--as=" + as, "--out=" + decoded, "--transfer=stored"});
+      EXPECT_TRUE(ReadFile(decoded) == ReadFile(out)) << format << " as " << as;
     }
     EXPECT_EQ(Run({"remove", "--sequence=" + name}).code, 0);
+    EXPECT_EQ(Run({"remove", "--sequence=" + name + " here"}).code, 0);
   }
 }
 
@@ -149,6 +158,29 @@ TEST_F(CommandLine, Fp8IsStoredWithItsScaleAndServedWithIt) {
   EXPECT_EQ(served.header.at("layers.7.v_scale").at("shape"), json({1}));
   const std::string scales = served.Bytes("layers.7.k_scale");
   EXPECT_EQ(reinterpret_cast<const float*>(scales.data())[1], 0.06f);
+}
+
+TEST_F(CommandLine, Fp8ScalesAreMeasuredIfAskedFor) {
+  RunJson({"put", kSample, "--sequence=measured", "--kv-cache-dtype=kivi4"});
+  const std::string out = folder_ / "fp8.safetensors";
+  const json get =
+      RunJson({"get", "--sequence=measured", "--as=fp8_e4m3", "--measure-scales", "--out=" + out});
+  EXPECT_EQ(get.at("saturated_values"), 0);
+  const Tensors served(out);
+  EXPECT_EQ(served.header.at("layers.7.v_scale").at("shape"), json({3}));
+  const std::string scales = served.Bytes("layers.7.v_scale");
+  const std::string codes = served.Bytes("layers.7.v");
+  for (std::size_t head = 0; head < 3; ++head) {
+    EXPECT_GT(reinterpret_cast<const float*>(scales.data())[head], 0);
+    bool full = false;  // the largest magnitude is the type's largest value
+    for (std::size_t token = 0; token < 512; ++token) {
+      for (std::size_t i = 0; i < 64; ++i)
+        full |= (codes[(token * 3 + head) * 64 + i] & 0x7f) == 0x7e;
+    }
+    EXPECT_TRUE(full) << head;
+  }
+  EXPECT_THAT(Run({"get", "--sequence=measured", "--measure-scales", "--out=" + out}).output,
+              HasSubstr("measure_scales is set; it goes with FP8 output only"));
 }
 
 TEST_F(CommandLine, TensorsThatAreNotKOrVAreIgnoredAndNamed) {

@@ -11,6 +11,7 @@
 #include "cachestore/base/status_macros.h"
 #include "cachestore/model/format.h"
 #include "client/model_source.h"
+#include "client/resolve_model.h"
 #include "kernels/codec.h"
 
 namespace kvtier::client {
@@ -28,25 +29,12 @@ const std::map<std::string, ElementType> kSources = {{"bfloat16", ElementType::k
                                                      {"float16", ElementType::kFp16},
                                                      {"float32", ElementType::kFp32}};
 
-LayerSpec LayerFrom(const v1::LayerSpec& layer) {
-  LayerSpec spec{.window = static_cast<int>(layer.window()),
-                 .kv_heads = static_cast<int>(layer.kv_heads()),
-                 .k_head_dim = static_cast<int>(layer.k_head_dim()),
-                 .v_head_dim = static_cast<int>(layer.v_head_dim())};
-  if (layer.kind() == v1::LAYER_KIND_SLIDING_WINDOW) {
-    spec.kind = LayerKind::kSlidingWindow;
-  } else if (layer.kind() == v1::LAYER_KIND_MLA) {
-    spec.kind = LayerKind::kMla;
-  }
-  return spec;
-}
-
 absl::StatusOr<PlannedModel> ModelFromConfig(const PlanFlags& flags) {
   PlannedModel model;
   KVT_ASSIGN_OR_RETURN(model.config, ReadModelConfig(flags.model));
   const v1::ModelSpec& spec = model.config.spec;
   model.name = spec.name();
-  for (const v1::LayerSpec& layer : spec.layers()) model.spec.layers.push_back(LayerFrom(layer));
+  for (const v1::LayerSpec& layer : spec.layers()) model.spec.layers.push_back(LayerSpecOf(layer));
   if (spec.source_dtype() == v1::DTYPE_FP16) model.spec.source = ElementType::kFp16;
   if (spec.source_dtype() == v1::DTYPE_FP32 && flags.dtype.empty()) {
     model.config.notices.emplace_back(
