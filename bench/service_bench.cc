@@ -32,7 +32,7 @@ constexpr std::uint32_t kChunkTokens = 256;  // 1 MiB of K and V of one layer
 struct Options {
   int tokens = 4096;
   int runs = 5;
-  std::string formats = "auto,fp8,int8_per_token_head,kivi4,kivi2";
+  std::string formats = "auto,fp8,int8_per_token_head,kivi4,kivi2,kivi2+stored";
   bool json = false;
   double gigabytes() const {
     return static_cast<double>(tokens) * kLayers * kHeads * kDim * 4 / 1e9;
@@ -130,10 +130,10 @@ void Append(client::Client& client, const std::string& model_id, const std::stri
   if (auto done = (*stream)->Finish(); !done.ok()) Die(done.status());
 }
 
-void Read(client::Client& client, const std::string& sequence) {
+void Read(client::Client& client, const std::string& sequence, client::Transfer transfer) {
   v1::ReadRequest read;
   read.add_sequences()->set_sequence(sequence);
-  if (auto done = client.Read(read, {}); !done.ok()) Die(done.status());
+  if (auto done = client.Read(read, {}, transfer); !done.ok()) Die(done.status());
 }
 
 // One name serves both: the plain server reads the shape out of it.
@@ -142,8 +142,12 @@ std::string SequenceName(const Options& options) {
          std::to_string(options.tokens);
 }
 
-Row Measure(const ServerProcess& server, const std::string& kv_cache_dtype, const Options& options,
+// "+stored" behind a format: read as codes, which the client decodes.
+Row Measure(const ServerProcess& server, const std::string& row, const Options& options,
             const std::string& values, bool plain) {
+  const std::string kv_cache_dtype = row.substr(0, row.find('+'));
+  const auto transfer =
+      kv_cache_dtype == row ? client::Transfer::kValues : client::Transfer::kStored;
   auto client = client::Client::Connect(server.listen(), {});
   if (!client.ok()) Die(client.status());
   std::string model_id;
@@ -156,7 +160,7 @@ Row Measure(const ServerProcess& server, const std::string& kv_cache_dtype, cons
   Meter append(server, options), read(server, options);
   for (int run = 0; run <= options.runs; ++run) {
     const auto write = [&] { Append(**client, model_id, name, options, values); };
-    const auto fetch = [&] { Read(**client, name); };
+    const auto fetch = [&] { Read(**client, name, transfer); };
     if (run == 0) {  // warms both ends up
       write();
       fetch();
@@ -169,7 +173,7 @@ Row Measure(const ServerProcess& server, const std::string& kv_cache_dtype, cons
     remove.set_sequence(name);
     if (auto removed = (*client)->Remove(remove); !removed.ok()) Die(removed.status());
   }
-  return {kv_cache_dtype, append.cost(), read.cost()};
+  return {row, append.cost(), read.cost()};
 }
 
 void PrintTable(const std::vector<Row>& rows, const Options& options) {
@@ -244,7 +248,9 @@ int main(int argc, char** argv) try {
   app.add_option("--runs", options.runs, "runs of which the median counts")
       ->check(CLI::Range(1, 100))
       ->capture_default_str();
-  app.add_option("--formats", options.formats, "comma-separated kv_cache_dtypes")
+  app.add_option(
+         "--formats", options.formats,
+         "comma-separated kv_cache_dtypes; +stored behind one reads its codes and decodes them")
       ->capture_default_str();
   app.add_flag("--json", options.json, "print JSON");
   app.add_option("--plain-server", plain_ready_file)->group("");  // for the program's own use

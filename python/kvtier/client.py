@@ -202,12 +202,21 @@ class Client:
         return self._call(self._stub.Scales, pb.ScalesRequest(model_id=model.id))
 
     def read(
-        self, sequence, dtype="source", layout="NHD", layers=None, heads=None, tokens=None, k_scale=None, v_scale=None
+        self,
+        sequence,
+        dtype="source",
+        layout="NHD",
+        layers=None,
+        heads=None,
+        tokens=None,
+        k_scale=None,
+        v_scale=None,
+        measure_scales=False,
     ):
         """Reads a sequence as ReadResult. layers, heads, tokens: ranges of step 1, all if None.
 
-        dtype: source, bfloat16, float16, float32, or fp8_e4m3, fp8_e5m2 with k_scale and v_scale (the stored ones, else
-        1.0, if None).
+        dtype: source, bfloat16, float16, float32, or fp8_e4m3, fp8_e5m2 with k_scale and v_scale (if None: the stored
+        ones, else 1.0; with measure_scales one per head, measured over what is read).
         """
         _one_of("layout", layout, _LAYOUTS)
         request = pb.ReadRequest(
@@ -216,6 +225,7 @@ class Client:
             layout=_LAYOUTS[layout],
             k_scale=k_scale,
             v_scale=v_scale,
+            measure_scales=measure_scales,
             **{"as": _one_of("dtype", dtype, _READ_AS)},
         )
         for field, wanted, target in (

@@ -127,6 +127,14 @@ class ClientTest(unittest.TestCase):
             largest = np.abs(kvtier.to_float32(side, "bfloat16")).max(axis=(0, 2))
             np.testing.assert_array_equal(np.float32(amax), largest)
 
+    def test_fp8_scales_are_measured_if_asked_for(self):
+        data = random_kv()
+        self.put(self.model(), data)
+        layer = self.client.read(self.sequence, dtype="fp8_e4m3", measure_scales=True).layers[1]
+        for scale, source in zip((layer.k_scale, layer.v_scale), data[1]):
+            largest = np.abs(kvtier.to_float32(source, "bfloat16")).max(axis=(0, 2))
+            np.testing.assert_allclose(scale, largest / 448, rtol=1e-6)
+
     def test_a_stream_resumes_where_it_stands(self):
         data = random_kv()
         model = self.model()
