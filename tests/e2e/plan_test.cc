@@ -299,7 +299,7 @@ TEST(PlanFits, MoreTokensFitAndNoneBeyond) {
     EXPECT_THAT(Append(server.client(), subject, registered->model_id(), {0, more}, random),
                 IsOk());
     EXPECT_THAT(Append(server.client(), subject, registered->model_id(), {more, more + 1}, random),
-                StatusIs(absl::StatusCode::kResourceExhausted));
+                StatusIs(absl::StatusCode::kResourceExhausted, HasSubstr("budget")));
     v1::RemoveRequest remove;
     remove.set_sequence("s");
     ASSERT_THAT(server.client().Remove(remove), IsOk());
