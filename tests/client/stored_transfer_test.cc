@@ -183,7 +183,8 @@ class StoredTransfer : public ::testing::Test {
 
 TEST_F(StoredTransfer, WhatIsEncodedHereIsDecodedHere) {
   for (const char* format : {"auto", "float16", "fp8", "fp8_e5m2", "int8_per_token_head",
-                             "fp8_per_token_head", "q8_0", "q4_0", "kivi2", "kivi(4,2,32,32)"}) {
+                             "fp8_per_token_head", "q8_0", "q4_0", "kivi2", "kivi(4,2,32,32)",
+                             "nvfp4_4over6", "int4_per_token_head", "q4_0(k_rotation=hadamard)"}) {
     SCOPED_TRACE(format);
     ASSERT_NO_FATAL_FAILURE(Register(format));
     for (const std::int64_t tokens : {1, 63, 64, 200, 300}) {

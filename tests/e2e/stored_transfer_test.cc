@@ -28,9 +28,18 @@ constexpr std::uint32_t kTokens = 700;
 constexpr int kHeads = 2, kDim = 64;  // of SmallModel
 constexpr std::size_t kRow = kDim * 2;
 
-const char* const kFormats[] = {
-    "auto",  "float16",        "fp8",           "int8_per_token_head", "q4_0",
-    "kivi2", "kivi(4,2,4,16)", "kivi(8,8,32,0)"};
+const char* const kFormats[] = {"auto",
+                                "float16",
+                                "fp8",
+                                "int8_per_token_head",
+                                "q4_0",
+                                "kivi2",
+                                "kivi(4,2,4,16)",
+                                "kivi(8,8,32,0)",
+                                "nvfp4",
+                                "int4_per_token_head",
+                                "fp8(scale=page)",
+                                "kivi4(scales=fp8_e4m3,k_rotation=hadamard)"};
 
 class StoredTransfer : public ::testing::Test {
  protected:
