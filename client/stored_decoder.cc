@@ -12,7 +12,6 @@
 namespace kvtier::client {
 namespace {
 
-using cachestore::HeadRange;
 using kernels::ElementType;
 
 constexpr std::pair<v1::ReadAs, ElementType> kTypes[] = {

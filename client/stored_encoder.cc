@@ -18,12 +18,12 @@ using cachestore::TensorModel;
 
 struct StoredEncoder::Values {
   TensorModel tensor;  // of the stream's heads
-  cachestore::Side side;
-  bool k_before_rope;
-  bool heads_first;
-  std::int64_t first_token;
-  std::int64_t tokens;
-  const std::byte* data;
+  cachestore::Side side = cachestore::Side::kK;
+  bool k_before_rope = false;
+  bool heads_first = false;
+  std::int64_t first_token = 0;
+  std::int64_t tokens = 0;
+  const std::byte* data = nullptr;
 
   std::int64_t bytes() const { return tokens * tensor.heads() * tensor.source_row_bytes(); }
   std::int64_t first_page() const {
