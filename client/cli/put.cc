@@ -121,8 +121,8 @@ absl::StatusOr<PutResult> Run(const Session& session, const PutFlags& flags, con
   open.set_layout(v1::LAYOUT_NHD);
   if (flags.saturate) open.set_non_finite(v1::NON_FINITE_POLICY_SATURATE);
   if (kTransfers.at(flags.transfer) == Transfer::kStored) {
-    KVT_ASSIGN_OR_RETURN(const auto model, ResolveRegistered(request, result.model));
-    options.encoder = std::make_shared<StoredEncoder>(model, open);
+    KVT_ASSIGN_OR_RETURN(const auto resolved, ResolveRegistered(model.request, result.model));
+    options.encoder = std::make_shared<StoredEncoder>(resolved, open);
     options.chunk_tokens = kStoredChunkTokens;
   }
   if (flags.chunk_tokens > 0) options.chunk_tokens = flags.chunk_tokens;
