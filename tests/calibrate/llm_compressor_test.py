@@ -13,7 +13,8 @@ from compressed_tensors.quantization import QuantizationArgs
 from llmcompressor import oneshot
 from llmcompressor.modifiers.quantization import QuantizationModifier
 from safetensors import safe_open
-from transformers import LlamaConfig, LlamaForCausalLM
+from tokenizers import Tokenizer, models
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 LAYERS, HEADS, KV_HEADS, VOCABULARY, TOKENS, SAMPLES = 3, 8, 4, 256, 64, 8
 
@@ -32,6 +33,12 @@ def tiny_model(dtype):
     return LlamaForCausalLM(config).to(dtype)
 
 
+def tokenizer():
+    """oneshot wants one, though the samples are tokens already."""
+    words = models.WordLevel({f"w{i}": i for i in range(VOCABULARY)}, unk_token="w0")
+    return PreTrainedTokenizerFast(tokenizer_object=Tokenizer(words), pad_token="w0")
+
+
 def calibrate(model, strategy, folder):
     tokens = torch.randint(VOCABULARY, (SAMPLES, TOKENS), generator=torch.Generator().manual_seed(5)).tolist()
     dataset = datasets.Dataset.from_dict({"input_ids": tokens, "attention_mask": [[1] * TOKENS] * SAMPLES})
@@ -41,6 +48,7 @@ def calibrate(model, strategy, folder):
     oneshot(
         model=model,
         dataset=dataset,
+        processor=tokenizer(),
         recipe=QuantizationModifier(kv_cache_scheme=scheme),
         max_seq_length=TOKENS,
         num_calibration_samples=SAMPLES,

@@ -1,6 +1,7 @@
 // Scales of FP8 through the two executables: from a checkpoint, from traffic, and back out.
 #include <cmath>
 #include <cstring>
+#include <filesystem>
 #include <fstream>
 #include <functional>
 #include <memory>
@@ -151,6 +152,8 @@ TEST_F(Scales, ABiasSaturatesAtScaleOneAndObservedScalesRepairIt) {
 
 TEST_F(Scales, AnImportedCheckpointRepairsItToo) {
   const std::string file = WriteKv(Biased);
+  const std::string checkpoint = folder_ / "checkpoint";
+  std::filesystem::create_directory(checkpoint);
   std::vector<CheckpointTensor> tensors;
   for (int layer = 0; layer < kLayers; ++layer) {
     const std::string module = "model.layers." + std::to_string(layer) + ".self_attn.";
@@ -158,17 +161,17 @@ TEST_F(Scales, AnImportedCheckpointRepairsItToo) {
     tensors.push_back(F32Tensor(module + "v_scale", {0.25F, 0.5F}, {2, 1, 1}));
     tensors.push_back(F32Tensor(module + "q_scale", {1, 2, 3, 4}, {4, 1, 1}));
   }
-  std::ofstream(folder_ / "model.safetensors", std::ios::binary) << SafetensorsBytes(tensors);
-  std::ofstream(folder_ / "config.json")
+  std::ofstream(checkpoint + "/model.safetensors", std::ios::binary) << SafetensorsBytes(tensors);
+  std::ofstream(checkpoint + "/config.json")
       << CheckpointConfigText(kLayers, kHeads, R"("strategy":"attn_head")", 4);
 
   const std::string scales = folder_ / "scales.json";
-  const Finished shown = Run({"scales", folder_ / "", "--out=" + scales});
+  const Finished shown = Run({"scales", checkpoint, "--out=" + scales});
   EXPECT_EQ(shown.code, 0);
   EXPECT_THAT(shown.output,
               AllOf(HasSubstr("model.layers.1.self_attn.k_scale, v_scale, q_scale"),
                     HasSubstr("1.5 to 2 (2 heads)"), HasSubstr("calibrated 2 of 2 layers (")));
-  for (const std::string& from : {folder_ / "", scales}) {
+  for (const std::string& from : {checkpoint, scales}) {
     const json put =
         RunJson({"put", file, "--sequence=" + from, "--kv-cache-dtype=fp8", "--scales=" + from});
     EXPECT_EQ(put.at("saturated_values"), 0);
@@ -178,7 +181,7 @@ TEST_F(Scales, AnImportedCheckpointRepairsItToo) {
     EXPECT_EQ(Decode(*read, "layers.0.q_scale"), (std::vector<float>{2, 4}));
   }
   const Finished e5m2 =
-      Run({"put", file, "--sequence=x", "--kv-cache-dtype=fp8_e5m2", "--scales=" + (folder_ / "")});
+      Run({"put", file, "--sequence=x", "--kv-cache-dtype=fp8_e5m2", "--scales=" + checkpoint});
   EXPECT_EQ(e5m2.code, 2);
   EXPECT_THAT(e5m2.output, HasSubstr("give those of fp8_e5m2 by --k-scale and --v-scale"));
   const Finished guessed = Run({"put", file, "--sequence=x", "--calculate-kv-scales"});
