@@ -26,12 +26,6 @@ void NotifyEnded(const std::vector<std::shared_ptr<WriterClaim>>& claims) {
   }
 }
 
-// What of one head was looked at as values.
-struct Seen {
-  float largest = 0;  // finite magnitude
-  std::int64_t tokens = 0;
-};
-
 // Checks what is new of one K or V of a layer: values as values, codes as codes. `seen`: by head.
 absl::Status CheckTensor(const LayerTensor& tensor, const Chunk& chunk, int layer,
                          const std::vector<HeadAdvance>& heads, const SourceTensor& source,
@@ -66,7 +60,8 @@ absl::Status CheckTensor(const LayerTensor& tensor, const Chunk& chunk, int laye
   return CheckStoredPages(tensor, source.stored, heads,
                           {.layer = layer,
                            .first_token = chunk.first_token,
-                           .saturate_non_finite = chunk.saturate_non_finite});
+                           .saturate_non_finite = chunk.saturate_non_finite},
+                          absl::MakeSpan(seen));
 }
 
 }  // namespace
@@ -183,9 +178,11 @@ absl::StatusOr<std::vector<Sequence::PlannedLayer>> Sequence::PlanChunk(const Wr
     std::vector<Seen> k, v;
     KVT_RETURN_IF_ERROR(CheckTensor(plan.layer->k, chunk, source.layer, plan.heads, source.k, k));
     KVT_RETURN_IF_ERROR(CheckTensor(plan.layer->v, chunk, source.layer, plan.heads, source.v, v));
+    const bool has_v = plan.layer->v.model().dim() > 0;
     for (std::size_t i = 0; i < plan.heads.size(); ++i) {
+      const std::int64_t tokens = has_v ? std::min(k[i].tokens, v[i].tokens) : k[i].tokens;
       plan.observed.push_back(
-          {source.layer, plan.heads[i].head, {k[i].largest, v[i].largest, k[i].tokens}});
+          {source.layer, plan.heads[i].head, {k[i].largest, v[i].largest, tokens}});
     }
     planned.push_back(std::move(plan));
   }

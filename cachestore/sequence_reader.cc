@@ -6,6 +6,7 @@
 #include <cfloat>
 #include <cmath>
 #include <cstring>
+#include <numeric>
 #include <utility>
 
 #include "cachestore/base/errors.h"
@@ -21,6 +22,19 @@ constexpr std::int64_t kMaxBlockBytes = 8 << 20;
 std::vector<float> OfHeads(const std::vector<float>& scales, HeadRange heads) {
   if (scales.size() <= 1) return scales;
   return {scales.begin() + heads.first, scales.begin() + heads.end};
+}
+
+// A NaN once seen stays.
+float Larger(float a, float b) { return std::isnan(a) || a > b ? a : b; }
+
+// amax / the type's largest value, of each head, or of all together; 1 where that is none. An Inf
+// that is stored reads as the largest finite number: it, too, says nothing of the others.
+std::vector<float> ScalesFor(std::vector<float> largest, ElementType type, bool per_tensor) {
+  if (per_tensor) largest = {std::accumulate(largest.begin(), largest.end(), 0.0f, Larger)};
+  const float limit = type == ElementType::kE4m3 ? 448.0f : 57344.0f;
+  for (float& scale : largest)
+    scale = scale > 0 && scale < FLT_MAX ? std::max(scale / limit, FLT_MIN) : 1.0f;
+  return largest;
 }
 
 // Scales of the shard's heads; one for all stays one.
@@ -172,54 +186,54 @@ std::int64_t SequenceReader::total_bytes() const {
 
 absl::StatusOr<bool> SequenceReader::MeasureScales() {
   const bool fp8 = format_.as.has_value() && kernels::IsFp8(*format_.as);
-  if (!format_.measure_scales || !fp8 || measured_layers_ == layers_.size()) return false;
-  LayerOutput& out = layers_[measured_layers_];
-  if (!format_.k_scale.has_value()) {
-    KVT_ASSIGN_OR_RETURN(out.k_scales, Measured(measured_layers_, Side::kK));
+  if (!format_.measure_scales || !fp8) return false;
+  for (; measuring_.layer < layers_.size(); measuring_ = {.layer = measuring_.layer + 1}) {
+    LayerOutput& out = layers_[measuring_.layer];
+    if (measuring_.side == Side::kK) {
+      KVT_ASSIGN_OR_RETURN(const bool more, MeasurePage(format_.k_scale, out.k_scales));
+      if (more) return true;
+      measuring_ = {.layer = measuring_.layer, .side = Side::kV};
+    }
+    if (out.v_dim == 0) continue;
+    KVT_ASSIGN_OR_RETURN(const bool more, MeasurePage(format_.v_scale, out.v_scales));
+    if (more) return true;
   }
-  if (!format_.v_scale.has_value() && out.v_dim > 0) {
-    KVT_ASSIGN_OR_RETURN(out.v_scales, Measured(measured_layers_, Side::kV));
-  }
-  ++measured_layers_;
-  return true;
+  return false;
 }
 
-// amax / the type's largest value, of each head, or of all together.
-absl::StatusOr<std::vector<float>> SequenceReader::Measured(std::size_t layer, Side side) {
-  const TensorPins& tensor = pinned(layer, side);
-  const HeadRange range = heads(layer);
+// Looks at the next page of the tensor that is being measured, of all heads; after the last there
+// are `scales`, and nothing more.
+absl::StatusOr<bool> SequenceReader::MeasurePage(const std::optional<float>& asked,
+                                                 std::vector<float>& scales) {
+  if (asked.has_value()) return false;
+  const TensorPins& tensor = pinned(measuring_.layer, measuring_.side);
+  const HeadRange range = heads(measuring_.layer);
   const std::int64_t page = tensor.model->layout.page_tokens, dim = tensor.model->dim();
-  std::vector<float> values(static_cast<std::size_t>(page * dim));
-  std::vector<float> largest(static_cast<std::size_t>(range.count()), 0.0f);
-  const std::int64_t end = pins_.first_token + pins_.tokens;
-  for (std::int64_t token = pins_.first_token; token < end; token += page) {
-    const std::int64_t count = std::min(page, end - token);
-    KVT_RETURN_IF_ERROR(Verify(MutablePinned(layer, side), token, count));
-    for (int h = 0; h < range.count(); ++h) {
-      const kernels::DecodeRun run{
-          .dim = static_cast<int>(dim),
-          .tokens = count,
-          .out = {reinterpret_cast<std::byte*>(values.data()), ElementType::kFp32, dim}};
-      std::vector<DecodeJob> jobs;
-      QueueRows(tensor, range.first + h, run, token, jobs);
-      KVT_RETURN_IF_ERROR(device_->Decode(jobs));
-      const kernels::ConstRows rows{run.out.data, ElementType::kFp32, dim};
-      float& most = largest[static_cast<std::size_t>(h)];
-      const float found = kernels::LargestMagnitude(rows, static_cast<int>(dim), count);
-      if (!(found <= most)) most = found;
-    }
+  measuring_.largest.resize(static_cast<std::size_t>(range.count()), 0.0f);
+  if (measuring_.tokens == pins_.tokens) {
+    scales = ScalesFor(measuring_.largest, *format_.as, format_.per_tensor_scales_only);
+    return false;
   }
-  if (format_.per_tensor_scales_only) {
-    for (const float head : largest) {
-      if (!(head <= largest[0])) largest[0] = head;
-    }
-    largest.resize(1);
+  const std::int64_t first = pins_.first_token + measuring_.tokens;
+  const std::int64_t count = std::min(page, pins_.tokens - measuring_.tokens);
+  KVT_RETURN_IF_ERROR(Verify(MutablePinned(measuring_.layer, measuring_.side), first, count));
+  std::vector<float> values(static_cast<std::size_t>(count * dim));
+  const std::uint64_t saturated = saturated_;
+  for (int h = 0; h < range.count(); ++h) {
+    const kernels::DecodeRun run{
+        .dim = static_cast<int>(dim),
+        .tokens = count,
+        .out = {reinterpret_cast<std::byte*>(values.data()), ElementType::kFp32, dim}};
+    std::vector<DecodeJob> jobs;
+    QueueRows(tensor, range.first + h, run, first, jobs);
+    KVT_RETURN_IF_ERROR(device_->Decode(jobs));
+    const kernels::ConstRows rows{run.out.data, ElementType::kFp32, dim};
+    float& most = measuring_.largest[static_cast<std::size_t>(h)];
+    most = Larger(most, kernels::LargestMagnitude(rows, static_cast<int>(dim), count));
   }
-  const float limit = *format_.as == ElementType::kE4m3 ? 448.0f : 57344.0f;
-  for (float& scale : largest) {
-    scale = std::isfinite(scale) && scale > 0 ? std::max(scale / limit, FLT_MIN) : 1.0f;
-  }
-  return largest;
+  saturated_ = saturated;  // what is sent is counted when it is sent
+  measuring_.tokens += count;
+  return true;
 }
 
 std::int64_t SequenceReader::pinned_parts() const {

@@ -43,8 +43,9 @@ class SequenceReader {
   std::int64_t total_bytes() const;
   std::int64_t pinned_parts() const;
 
-  // Measures the scales of the next layer whose scales are to be measured: its values are decoded
-  // once more for that. False where none is left; the scales in layers() are final then.
+  // Measures scales, where they are to be measured, a page of one K or V a call: all that is read
+  // is decoded once more for that. False where nothing is left; the scales in layers() are final
+  // then.
   absl::StatusOr<bool> MeasureScales();
 
   // Tokens of a chunk that begins at `first_token`, of at most `bytes` of K and V together: whole
@@ -80,7 +81,7 @@ class SequenceReader {
 
   absl::Status CheckRotation(const TensorModel& k, int layer) const;
   absl::Status SetScales(const LayerModel& model, LayerOutput& out) const;
-  absl::StatusOr<std::vector<float>> Measured(std::size_t layer, Side side);
+  absl::StatusOr<bool> MeasurePage(const std::optional<float>& asked, std::vector<float>& scales);
   absl::Status CheckSize(const LayerOutput& out) const;
   absl::Status CheckBounds() const;
   std::int64_t StoredBytes(std::size_t layer, std::int64_t first_token, std::int64_t tokens) const;
@@ -99,7 +100,14 @@ class SequenceReader {
   Device* device_;
   std::vector<LayerOutput> layers_;
   std::uint64_t saturated_ = 0;
-  std::size_t measured_layers_ = 0;
+  // How far the measuring of scales has come.
+  struct Measuring {
+    std::size_t layer = 0;
+    Side side = Side::kK;
+    std::int64_t tokens = 0;
+    std::vector<float> largest;  // by head
+  };
+  Measuring measuring_;
 };
 
 }  // namespace kvtier::cachestore

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -17,8 +18,9 @@ namespace {
 
 constexpr std::int64_t kTokensAtOnce = 64;
 
-// Whether a head's slice reads as finite numbers.
-bool ReadsFinite(const PartLayout& layout, const std::byte* slice, float scale) {
+// The largest magnitude that a head's slice reads as; nothing where a value is not finite.
+std::optional<float> LargestFinite(const PartLayout& layout, const std::byte* slice, float scale) {
+  float largest = 0;
   std::vector<float> values(static_cast<std::size_t>(kTokensAtOnce * layout.dim));
   kernels::DecodeRun run{.codec = layout.codec,
                          .dim = layout.dim,
@@ -29,11 +31,13 @@ bool ReadsFinite(const PartLayout& layout, const std::byte* slice, float scale) 
   for (; run.first_token < layout.page_tokens; run.first_token += kTokensAtOnce) {
     run.tokens = std::min(kTokensAtOnce, layout.page_tokens - run.first_token);
     // An Inf saturates.
-    if (kernels::DecodeOnHost(run) > 0) return false;
+    if (kernels::DecodeOnHost(run) > 0) return std::nullopt;
     const kernels::ConstRows rows{run.out.data, run.out.type, run.out.token_stride};
-    if (!std::isfinite(kernels::LargestMagnitude(rows, layout.dim, run.tokens))) return false;
+    const float found = kernels::LargestMagnitude(rows, layout.dim, run.tokens);
+    if (!std::isfinite(found)) return std::nullopt;
+    largest = std::max(largest, found);
   }
-  return true;
+  return largest;
 }
 
 absl::Status Refuse(const std::string& message) { return Error(Reason::kInvalidField, message); }
@@ -73,7 +77,8 @@ absl::Status CheckEntries(const TensorModel& tensor, const std::byte* part,
 }  // namespace
 
 absl::Status CheckStoredPages(const LayerTensor& tensor, const StoredPages& pages,
-                              absl::Span<const HeadAdvance> heads, const StoredCheck& check) {
+                              absl::Span<const HeadAdvance> heads, const StoredCheck& check,
+                              absl::Span<Seen> seen) {
   if (pages.parts.empty() || heads.empty()) return absl::OkStatus();
   const int first_head = heads[0].head - heads[0].shard_head;
   const TensorModel shard = HeadsOf(tensor.model(), {first_head, first_head + pages.heads});
@@ -87,7 +92,8 @@ absl::Status CheckStoredPages(const LayerTensor& tensor, const StoredPages& page
     const absl::Span<const std::byte> part(pages.parts[i], static_cast<std::size_t>(layout.bytes));
     KVT_RETURN_IF_ERROR(CheckPart(part, layout, want, {0, layout.heads}, name));
     KVT_RETURN_IF_ERROR(CheckEntries(shard, part.data(), name));
-    for (const HeadAdvance& head : heads) {
+    for (std::size_t h = 0; h < heads.size(); ++h) {
+      const HeadAdvance& head = heads[h];
       // Nothing of the page is new to a head whose codes go past it.
       if (shard.residual.CodeTokens(head.from) >= (page + 1) * layout.page_tokens) continue;
       const HeadEntry entry = EntryOf(part.data(), head.shard_head);
@@ -99,8 +105,14 @@ absl::Status CheckStoredPages(const LayerTensor& tensor, const StoredPages& page
                         name, head.shard_head, entry.saturated, counted));
       }
       if (TakesNonFinite(shard, check.saturate_non_finite)) continue;
-      if (ReadsFinite(layout, part.data() + layout.SliceOffset(head.shard_head), entry.scale))
+      const std::optional<float> largest =
+          LargestFinite(layout, part.data() + layout.SliceOffset(head.shard_head), entry.scale);
+      if (largest.has_value()) {
+        seen[h].largest = std::max(seen[h].largest, *largest);
+        seen[h].tokens +=
+            (page + 1) * layout.page_tokens - std::max(head.from, page * layout.page_tokens);
         continue;
+      }
       return Error(Reason::kNonFiniteValue,
                    fmt::format("{}: a value of head {} is not finite as it reads; want finite "
                                "numbers",

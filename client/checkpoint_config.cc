@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "cachestore/base/status_macros.h"
+#include "client/json_quote.h"
 #include "client/text_file.h"
 
 namespace kvtier::client {
@@ -20,11 +21,8 @@ using nlohmann::json;
 
 constexpr int kMaxLayers = 1024;
 constexpr int kMaxHeads = 1 << 16;
-constexpr std::size_t kMaxQuoted = 80;  // bytes of a wrong value that a message repeats
 
 absl::Status Invalid(const std::string& message) { return absl::InvalidArgumentError(message); }
-
-std::string Quote(const json& value) { return value.dump().substr(0, kMaxQuoted); }
 
 // Null stands for "none", as a missing key does.
 const json* Find(const json& object, const std::string& key) {
@@ -97,7 +95,12 @@ constexpr std::array kAttentionRows = {
 absl::StatusOr<std::vector<int>> KvLayers(const json& config) {
   KVT_ASSIGN_OR_RETURN(const int layers, Count(config, "num_hidden_layers", kMaxLayers));
   if (layers == 0) return Invalid("num_hidden_layers is missing");
-  KVT_ASSIGN_OR_RETURN(const int shared, Count(config, "num_kv_shared_layers", layers - 1));
+  // 0 stands for none.
+  const json* sharing = Find(config, "num_kv_shared_layers");
+  int shared = 0;
+  if (sharing != nullptr && *sharing != 0) {
+    KVT_ASSIGN_OR_RETURN(shared, Count(config, "num_kv_shared_layers", layers - 1));
+  }
   std::vector<int> kept;
   for (int layer = 0; layer < layers - shared; ++layer) {
     const auto row = std::find_if(kAttentionRows.begin(), kAttentionRows.end(),

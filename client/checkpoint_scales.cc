@@ -14,6 +14,7 @@
 
 #include "cachestore/base/status_macros.h"
 #include "client/checkpoint_config.h"
+#include "client/json_quote.h"
 #include "client/safetensors.h"
 #include "client/scale_names.h"
 #include "client/text_file.h"
@@ -42,7 +43,7 @@ absl::StatusOr<std::set<std::string>> FilesOfIndex(const std::string& path) {
   for (const auto& [tensor, file] : map->items()) {
     if (!file.is_string() || file.get<std::string>().find('/') != std::string::npos) {
       return Invalid(fmt::format("{}: weight_map.{} is {}; want the name of a file beside it", path,
-                                 tensor, file.dump()));
+                                 tensor, Quote(file)));
     }
     files.insert(file.get<std::string>());
   }

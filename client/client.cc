@@ -225,6 +225,11 @@ absl::StatusOr<ReadResult> Client::Read(const v1::ReadRequest& request,
 
 absl::StatusOr<ReadResult> Client::ReadInto(const v1::ReadRequest& request,
                                             const PlaceSequence& place, Transfer transfer) {
+  if (request.as() == v1::READ_AS_STORED) {
+    return absl::InvalidArgumentError(
+        "as is STORED; want values to place: ask for them with Transfer::kStored to have them "
+        "travel as codes");
+  }
   std::vector<std::vector<LayerTarget>> targets;
   v1::ReadManifest manifest;
   ReadHandlers handlers;

@@ -144,6 +144,11 @@ absl::StatusOr<DownloadReport> Download(Client& client, const v1::ReadRequest& r
     return absl::InvalidArgumentError(
         fmt::format("{} sequences were asked for; a file holds one", request.sequences_size()));
   }
+  if (request.as() == v1::READ_AS_STORED) {
+    return absl::InvalidArgumentError(
+        "as is STORED; want values for a file: ask for them with Transfer::kStored to have them "
+        "travel as codes");
+  }
   SequenceFile file(request, path);
   std::uint64_t total = 0;
   std::uint64_t written = 0;

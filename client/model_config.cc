@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "cachestore/base/status_macros.h"
+#include "client/json_quote.h"
 
 namespace kvtier::client {
 namespace {
@@ -20,7 +21,6 @@ using nlohmann::json;
 constexpr std::uint64_t kMaxLayers = 1 << 16;
 constexpr std::uint64_t kMaxExtent = 1 << 24;  // heads, dims, windows
 constexpr std::uint64_t kMaxPositions = std::uint64_t{1} << 40;
-constexpr std::size_t kMaxQuoted = 80;  // bytes of a wrong value that a message repeats
 
 // The cell that engines keep for MLA with a sparse indexer (DeepSeek-V3.2) where no format is asked
 // for: latent as FP8, rope as bf16.
@@ -83,8 +83,6 @@ constexpr std::array kWindowDefaults = {
 };
 
 absl::Status Invalid(const std::string& message) { return absl::InvalidArgumentError(message); }
-
-std::string Quote(const json& value) { return value.dump().substr(0, kMaxQuoted); }
 
 // The config's fields. `null` is what a missing field is: transformers writes it for "none".
 class Fields {

@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "cachestore/base/status_macros.h"
+#include "client/json_quote.h"
 
 namespace kvtier::client {
 namespace {
@@ -55,9 +56,6 @@ absl::StatusOr<json> ParseWithoutDuplicates(const std::string& text) {
 }
 
 constexpr std::size_t kMaxRank = 16;
-constexpr std::size_t kMaxQuoted = 80;  // bytes of a wrong value that a message repeats
-
-std::string Quote(const json& value) { return value.dump().substr(0, kMaxQuoted); }
 
 absl::StatusOr<std::vector<std::uint64_t>> ParseNumbers(const std::string& tensor,
                                                         const json& entry, const char* field) {

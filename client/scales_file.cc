@@ -10,6 +10,8 @@
 #include <utility>
 
 #include "cachestore/base/status_macros.h"
+#include "cachestore/model/format.h"
+#include "client/json_quote.h"
 #include "client/text_file.h"
 
 namespace kvtier::client {
@@ -39,7 +41,7 @@ absl::StatusOr<SideScales> SideFrom(const json& layer, const SideRow& row, std::
   const auto refuse = [&](const json& got) {
     return absl::InvalidArgumentError(
         fmt::format("layers[{}].{} has {}; want a list of finite normal numbers above 0", index,
-                    row.scale, got.dump()));
+                    row.scale, Quote(got)));
   };
   if (!values->is_array()) return refuse(*values);
   for (const json& value : *values) {
@@ -110,7 +112,9 @@ bool KeepsSourceDtype(const v1::RegisterModelRequest& request, int layer) {
 
 absl::Status SetScales(const CheckpointScales& scales, v1::RegisterModelRequest& request) {
   const std::string& dtype = request.policy().kv_cache_dtype();
-  if (dtype == "fp8_e5m2") {
+  KVT_ASSIGN_OR_RETURN(const cachestore::Format format, cachestore::ParseFormat(dtype));
+  if (format.kind == cachestore::Format::Kind::kFp8 &&
+      format.element == kernels::ElementType::kE5m2) {
     return absl::InvalidArgumentError(
         fmt::format("kv_cache_dtype is {}; the scales of {} are for fp8_e4m3: give those of "
                     "fp8_e5m2 by --k-scale and --v-scale",

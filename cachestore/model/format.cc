@@ -3,8 +3,10 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <algorithm>
 #include <iterator>
 #include <optional>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/numbers.h"
@@ -12,6 +14,7 @@
 #include "absl/strings/strip.h"
 #include "cachestore/base/errors.h"
 #include "cachestore/base/status_macros.h"
+#include "kernels/codec_table.h"
 
 namespace kvtier::cachestore {
 namespace {
@@ -76,10 +79,13 @@ struct Option {
   void (*set)(Format&);
 };
 
-bool IsQuantized(const Format& f) { return f.kind != Kind::kSource && f.kind != Kind::kCast; }
-// int4_per_token_head has a rotation of its own; engines know where fp8_ds_mla's rotary part lies.
+// Scales that are known beforehand are those of keys that aren't rotated, int4_per_token_head has a
+// rotation of its own, and engines know where fp8_ds_mla's rotary part lies.
 bool MayRotate(const Format& f) {
-  return IsQuantized(f) && f.codec != CodecId::kInt4PerTokenHead && f.codec != CodecId::kMlaFp8;
+  if (f.kind == Kind::kFp8) return f.page_scale;
+  if (f.kind != Kind::kPlain) return f.kind == Kind::kKivi;
+  return !kernels::RowOf(f.codec).takes_scale && f.codec != CodecId::kInt4PerTokenHead &&
+         f.codec != CodecId::kMlaFp8;
 }
 
 constexpr Option kOptions[] = {
@@ -112,19 +118,21 @@ std::optional<Format> ParseKivi(const std::vector<std::string>& items) {
   return format;
 }
 
-absl::Status SetOption(const std::string& item, const std::string& name, Format& format) {
+// In whatever order they are written.
+absl::Status SetOptions(const std::string& name, std::vector<std::string> items, Format& format) {
   std::vector<std::string> taken;
   for (const Option& option : kOptions) {
     if (!option.taken_by(format)) continue;
-    if (item == option.text) {
-      option.set(format);
-      return absl::OkStatus();
-    }
     taken.emplace_back(option.text);
+    const auto item = std::find(items.begin(), items.end(), option.text);
+    if (item == items.end()) continue;
+    option.set(format);
+    items.erase(item);
   }
+  if (items.empty()) return absl::OkStatus();
   return Error(
       Reason::kUnknownFormat,
-      fmt::format("kv_cache_dtype {:.64} has the option \"{:.64}\"; it takes {}", name, item,
+      fmt::format("kv_cache_dtype {:.64} has the option \"{:.64}\"; it takes {}", name, items[0],
                   taken.empty() ? "none" : fmt::format("{}", fmt::join(taken, ", "))));
 }
 
@@ -197,9 +205,7 @@ absl::StatusOr<Format> ParseFormat(const std::string& kv_cache_dtype) {
   if (name == "kivi") {
     KVT_RETURN_IF_ERROR(CheckKivi(*format));
   }
-  for (const std::string& item : items) {
-    KVT_RETURN_IF_ERROR(SetOption(item, name, *format));
-  }
+  KVT_RETURN_IF_ERROR(SetOptions(name, std::move(items), *format));
   return *format;
 }
 

@@ -62,8 +62,11 @@ int PageMultiple(const std::vector<std::pair<TensorFormat, TensorFormat>>& forma
 }
 
 absl::StatusOr<int> ResolvePageTokens(int asked, int fallback, int multiple) {
-  if (asked == 0) return std::max(1, (fallback + multiple - 1) / multiple) * multiple;
-  if (asked < 0 || asked > kMaxPageTokens || asked % multiple != 0) {
+  if (asked == 0) {
+    const int most = std::max(1, kMaxPageTokens / multiple);
+    return std::clamp((fallback + multiple - 1) / multiple, 1, most) * multiple;
+  }
+  if (asked < 0 || asked > std::max(kMaxPageTokens, multiple) || asked % multiple != 0) {
     return Error(Reason::kInvalidField,
                  fmt::format("page_tokens is {}; want 0, or a multiple of {} up to {}", asked,
                              multiple, kMaxPageTokens));
@@ -147,7 +150,7 @@ bool AllOne(const std::vector<float>& scales) {
 std::string CountLine(const std::string& source, const Model& model) {
   const std::size_t origin = std::min(source.find(" ("), source.size());
   return fmt::format("scales: {} {} of {} layers{}", source.substr(0, origin),
-                     model.fp8_layers - model.unit_scale_layers, model.fp8_layers,
+                     model.scaled_layers - model.unit_scale_layers, model.scaled_layers,
                      source.substr(origin));
 }
 
@@ -156,13 +159,13 @@ void DescribeScales(const ModelRequest& request, Model& model) {
   bool e4m3_at_one = false;
   for (LayerModel& layer : model.layers) {
     if (!TakesScale(layer.k)) continue;
-    ++model.fp8_layers;
+    ++model.scaled_layers;
     layer.unit_scale = AllOne(layer.k.scales) && AllOne(layer.v.scales);
     model.unit_scale_layers += layer.unit_scale ? 1 : 0;
     e4m3_at_one |= layer.unit_scale && layer.k.layout.codec.element == ElementType::kE4m3;
   }
-  if (model.fp8_layers == 0) return;
-  if (model.unit_scale_layers < model.fp8_layers) {
+  if (model.scaled_layers == 0) return;
+  if (model.unit_scale_layers < model.scaled_layers) {
     model.scales_line =
         CountLine(request.scales_source.empty() ? "given" : request.scales_source, model);
   }
@@ -267,6 +270,15 @@ absl::StatusOr<std::shared_ptr<const Model>> ResolveModel(ModelRequest request,
   std::vector<std::string>& skip_layers = request.policy.skip_layers;
   std::sort(skip_layers.begin(), skip_layers.end());
   skip_layers.erase(std::unique(skip_layers.begin(), skip_layers.end()), skip_layers.end());
+
+  // What has no meaning is not in the id.
+  for (LayerScales& scales : request.scales) {
+    const auto layer = static_cast<std::size_t>(scales.layer);
+    if (layer < request.spec.layers.size() && request.spec.layers[layer].v_head_dim == 0)
+      scales.v.clear();
+  }
+  std::stable_sort(request.scales.begin(), request.scales.end(),
+                   [](const LayerScales& a, const LayerScales& b) { return a.layer < b.layer; });
 
   auto model = std::make_shared<Model>();
   model->id = ModelIdOf(request);

@@ -41,7 +41,7 @@ struct LayerModel {
   TensorModel k;
   TensorModel v;
   std::vector<float> q_scales;  // for readers: none, one, or one a head
-  bool unit_scale = false;      // FP8 whose scales are all 1.0
+  bool unit_scale = false;      // takes scales, and all are 1.0
 };
 
 // A model as registered: what was asked for and what that comes to. Immutable.
@@ -54,7 +54,7 @@ struct Model {
   std::vector<LayerModel> layers;
   std::int64_t source_bytes_per_token = 0;
   int unit_scale_layers = 0;
-  int fp8_layers = 0;
+  int scaled_layers = 0;  // whose format takes scales
   std::string scales_line;
   std::vector<std::string> notices;
 };

@@ -122,7 +122,7 @@ std::vector<MetricRow> MakeCatalog() {  // NOLINT(readability-function-size): a 
       {kGauge, "kvtier_layers", model, "Layers of the registered models, held or not.",
        PerModel<&ModelFigures::layers>},
       {kGauge, "kvtier_unit_scale_layers", model,
-       "Layers stored as FP8 with a scale of 1.0: not calibrated.",
+       "Layers whose format takes a scale, at 1.0: not calibrated.",
        PerModel<&ModelFigures::unit_scale_layers>},
       {kGauge, "kvtier_fp8_range_used_ratio", model_side,
        "The largest magnitude of K or V received over the largest that its FP8 scale reaches, of "

@@ -50,7 +50,7 @@ double RangeUsed(const cachestore::TensorModel& tensor, std::size_t head, float 
 
 void AddRanges(const cachestore::ModelEntry& entry, ModelFigures& figures) {
   const cachestore::Model& model = entry.model();
-  if (model.fp8_layers == 0) return;
+  if (model.scaled_layers == 0) return;
   const auto observed = entry.observed();
   for (std::size_t layer = 0; layer < observed.size(); ++layer) {
     const cachestore::LayerModel& tensors = model.layers[layer];

@@ -95,7 +95,7 @@ class ReadSession {
     return absl::OkStatus();
   }
 
-  // One layer's, if any are left to measure.
+  // A page's share, if any is left to measure: short steps, between which a read can end.
   absl::StatusOr<bool> MeasureScales() {
     for (cachestore::SequenceReader& reader : readers_) {
       KVT_ASSIGN_OR_RETURN(const bool measured, reader.MeasureScales());

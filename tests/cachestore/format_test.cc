@@ -95,6 +95,8 @@ TEST(Format, AliasesAreOneFormat) {
   EXPECT_EQ(name("kivi(4,2,32,128)"), "k4v2");
   EXPECT_EQ(name("kivi(2,4,32,128)"), "kivi(2,4,32,128)");
   EXPECT_EQ(name("fp8(scale=page)"), "fp8_e4m3(scale=page)");
+  EXPECT_EQ(name("fp8(k_rotation=hadamard,scale=page)"),
+            "fp8_e4m3(scale=page,k_rotation=hadamard)");
   EXPECT_EQ(name("kivi(2,2,32,128,k_rotation=hadamard,scales=fp8_e4m3)"),
             "kivi2(scales=fp8_e4m3,k_rotation=hadamard)");
 }
@@ -114,8 +116,12 @@ TEST(Format, OptionsAreTakenWhereTheyMeanSomething) {
   refuses("float16(scale=page)", "it takes none");
   refuses("int4_per_token_head(k_rotation=hadamard)", "it takes none");
   refuses("fp8_ds_mla(k_rotation=hadamard)", "it takes none");
-  refuses("fp8_e5m2(scale=page)", "it takes k_rotation=hadamard");
-  refuses("fp8(scale=head)", "\"scale=head\"; it takes scale=page, k_rotation=hadamard");
+  refuses("fp8_e5m2(scale=page)", "it takes none");
+  refuses("fp8(scale=head)", "\"scale=head\"; it takes scale=page");
+  // Scales that are given are those of keys that aren't rotated.
+  refuses("fp8(k_rotation=hadamard)", "\"k_rotation=hadamard\"; it takes scale=page");
+  refuses("nvfp4(k_rotation=hadamard)", "it takes none");
+  refuses("kivi2(scales=fp8_e4m3,scales=fp8_e4m3)", "the option \"scales=fp8_e4m3\"");
   refuses("kivi2(scale=page)", "it takes scales=fp8_e4m3, k_rotation=hadamard");
   refuses("kivi2()", "the option \"\"");
   refuses("kivi2(scales=fp8_e4m3, k_rotation=hadamard)", "the option \" k_rotation=hadamard\"");

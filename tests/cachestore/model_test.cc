@@ -218,7 +218,7 @@ TEST(Model, ScalesLineSaysWhereTheyComeFrom) {
   EXPECT_EQ(Resolve(Fp8WithScales({}, "fp8_e5m2")).value()->unit_scale_layers, 2);
   EXPECT_THAT(line(Fp8WithScales({}, "kivi2")), IsEmpty());
   EXPECT_EQ(Resolve(Fp8WithScales(both)).value()->unit_scale_layers, 0);
-  EXPECT_EQ(Resolve(Fp8WithScales(both)).value()->fp8_layers, 2);
+  EXPECT_EQ(Resolve(Fp8WithScales(both)).value()->scaled_layers, 2);
 }
 
 TEST(Model, WhatAFormatIsKnownToLoseGetsANotice) {

@@ -56,7 +56,7 @@ constexpr Case kCases[] = {
     {"q8_0", 32},
     {"q4_0", 64},
     {"q4_0(k_rotation=hadamard)", 64},
-    {"fp8(k_rotation=hadamard)", 128, true},
+    {"fp8(scale=page,k_rotation=hadamard)", 128},
     {"kivi2", 128},
     {"kivi2", 96},
     {"kivi4", 64},

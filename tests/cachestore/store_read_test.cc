@@ -358,8 +358,10 @@ TEST_F(StoreRead, Fp8ScalesMeasuredOverWhatIsRead) {
        {std::pair(ElementType::kE4m3, 448.0f), std::pair(ElementType::kE5m2, 57344.0f)}) {
     SequenceReader reader =
         store_.Read("s", {.as = as, .v_scale = 3.0f, .measure_scales = true}, range);
-    for (int layer = 0; layer < 2; ++layer) EXPECT_TRUE(reader.MeasureScales().value());
-    EXPECT_FALSE(reader.MeasureScales().value());
+    int steps = 0;
+    while (reader.MeasureScales().value()) ++steps;
+    EXPECT_EQ(steps, 2 * 5) << "pages of 64 over 260 tokens, of K in two layers";
+    EXPECT_EQ(reader.saturated_values(), 0);
     for (int layer = 0; layer < 2; ++layer) {
       const LayerOutput& out = reader.layers()[static_cast<std::size_t>(layer)];
       EXPECT_THAT(out.k_scales, ElementsAre(largest(Side::kK, layer, 0) / limit,
@@ -372,13 +374,37 @@ TEST_F(StoreRead, Fp8ScalesMeasuredOverWhatIsRead) {
   SequenceReader one = store_.Read(
       "s", {.as = ElementType::kE4m3, .per_tensor_scales_only = true, .measure_scales = true},
       range);
-  EXPECT_TRUE(one.MeasureScales().value());
+  while (one.MeasureScales().value()) continue;
   const float most = std::max(largest(Side::kV, 0, 0), largest(Side::kV, 0, 1));
   EXPECT_THAT(one.layers()[0].v_scales, ElementsAre(most / 448));
   SequenceReader nothing = store_.Read("s", {.as = ElementType::kE4m3, .measure_scales = true},
                                        {.first_token = 5, .tokens = 0});
-  EXPECT_TRUE(nothing.MeasureScales().value());
+  EXPECT_FALSE(nothing.MeasureScales().value());
   EXPECT_THAT(nothing.layers()[0].k_scales, ElementsAre(1.0f, 1.0f));
+}
+
+// A NaN or an Inf among them says nothing of the others, wherever it stands.
+TEST_F(StoreRead, AMeasuredScaleIsOneWhereAValueIsNotFinite) {
+  ModelSpec spec = testing::UniformSpec({.heads = 2, .dim = 32}, ElementType::kE5m2);
+  const Model& model = Register(spec, "auto");
+  for (const int bad : {0x7c, 0x7f}) {
+    KvData data = kvtier::testing::MakeKvData(spec, 200, random_, 100.0f);
+    data.layers[0].k.Row(1, 70)[3] = static_cast<std::byte>(bad);
+    const std::string id = "not finite " + std::to_string(bad);
+    store_.AppendAtOnce(id, model, data, 200);
+    for (const bool per_tensor : {false, true}) {
+      SequenceReader reader = store_.Read(
+          id,
+          {.as = ElementType::kE4m3, .per_tensor_scales_only = per_tensor, .measure_scales = true});
+      while (reader.MeasureScales().value()) continue;
+      const std::vector<float>& scales = reader.layers()[0].k_scales;
+      EXPECT_EQ(scales.back(), 1.0f);
+      if (!per_tensor) {
+        EXPECT_LT(scales.front(), 1.0f);
+      }
+      EXPECT_LT(reader.layers()[0].v_scales.front(), 1.0f);
+    }
+  }
 }
 
 TEST_F(StoreRead, PerHeadScalesAreRefusedToWhoTakesOneOnly) {

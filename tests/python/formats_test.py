@@ -23,7 +23,7 @@ FORMATS = {
     "fp8_e4m3": (1, 1, 0.04),
     "fp8_e5m2": (1, 1, 0.08),
     "fp8_e4m3(scale=page)": (4, 4, 0.04),
-    "fp8_e4m3(k_rotation=hadamard)": (2, 1, 0.04),
+    "fp8_e4m3(scale=page,k_rotation=hadamard)": (4, 4, 0.04),
     "int8_per_token_head": (4, 4, 0.012),
     "fp8_per_token_head": (4, 4, 0.04),
     "int4_per_token_head": (2, 2, 0.15),
