@@ -110,10 +110,12 @@ inline constexpr std::uint32_t kLargestBits<E5m2> = 0x476fffffu;
 // adder does the rounding; below the smallest normal the place stays fixed.
 template <int kMantissa, std::uint32_t kMinExponent>
 KVT_HD std::uint32_t SmallFloatMagnitude(std::uint32_t a) {
-  const std::uint32_t exponent = (a >> 23) > kMinExponent ? (a >> 23) : kMinExponent;
-  const std::uint32_t addend = (exponent + 23u - kMantissa) << 23;
-  const std::uint32_t significand = Bits(FromBits(a) + FromBits(addend)) & ((4u << kMantissa) - 1u);
-  return ((exponent - kMinExponent) << kMantissa) + significand;
+  constexpr std::uint32_t kSmallest = kMinExponent << 23;
+  const std::uint32_t binade = a & 0x7f800000u;
+  const std::uint32_t exponent = binade > kSmallest ? binade : kSmallest;
+  const std::uint32_t addend = exponent + ((23u - kMantissa) << 23);
+  const std::uint32_t significand = Bits(FromBits(a) + FromBits(addend)) - addend;
+  return ((exponent - kSmallest) >> (23 - kMantissa)) + significand;
 }
 
 // x in T, for magnitudes up to kLargestBits<T>.

@@ -1,5 +1,5 @@
-// Compiled once per instruction set: this file includes itself. The loops are plain, and the
-// compiler makes vectors of them.
+// Compiled once per instruction set: this file includes itself. Loops are plain; most rows go
+// through host_decode_rows.h instead.
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/host_decode.cc"
 #include <hwy/foreach_target.h>
@@ -12,6 +12,7 @@
 #include "kernels/element_row.h"
 #include "kernels/hadamard.h"
 #include "kernels/host_codec.h"
+#include "kernels/host_decode_rows.h"
 #include "kernels/int4_per_token_head.h"
 #include "kernels/kivi.h"
 #include "kernels/llama_block.h"
@@ -24,22 +25,26 @@ HWY_BEFORE_NAMESPACE();
 namespace kvtier::kernels::HWY_NAMESPACE {
 namespace {
 
+std::uint32_t StoreValues(const DecodeRun& run, float* values, std::int64_t row) {
+  return VisitElement(run.out.type, [&](auto element) {
+    using Out = decltype(element);
+    if constexpr (sizeof(Out) == 1) DivideRow(values, run.dim, run.out_scale, values);
+    return StoreRow(values, run.dim,
+                    reinterpret_cast<Out*>(run.out.data) + row * run.out.token_stride);
+  });
+}
+
 // Decodes row after row into fp32 and stores each; `decode(token, values)` fills one row.
 template <class F>
 std::uint64_t DecodeRows(const DecodeRun& run, F decode) {
-  return VisitElement(run.out.type, [&](auto element) {
-    using Out = decltype(element);
-    auto* out = reinterpret_cast<Out*>(run.out.data);
-    float values[kMaxHeadDim];
-    std::uint64_t saturated = 0;
-    for (std::int64_t token = 0; token < run.tokens; ++token) {
-      decode(run.first_token + token, values);
-      if (run.codec.rotation == Rotation::kHadamard) RotateRow(values, run.dim);
-      if constexpr (sizeof(Out) == 1) DivideRow(values, run.dim, run.out_scale, values);
-      saturated += StoreRow(values, run.dim, out + token * run.out.token_stride);
-    }
-    return saturated;
-  });
+  float values[kMaxHeadDim];
+  std::uint64_t saturated = 0;
+  for (std::int64_t row = 0; row < run.tokens; ++row) {
+    decode(run.first_token + row, values);
+    if (run.codec.rotation == Rotation::kHadamard) RotateRow(values, run.dim, HostHadamard());
+    saturated += StoreValues(run, values, row);
+  }
+  return saturated;
 }
 
 bool IsByteCopy(const DecodeRun& run) {
@@ -48,11 +53,14 @@ bool IsByteCopy(const DecodeRun& run) {
 }
 
 std::uint64_t CopyRows(const DecodeRun& run) {
-  const auto bytes = static_cast<std::size_t>(RowBytes(run.out.type, run.dim));
-  for (std::int64_t token = 0; token < run.tokens; ++token) {
-    std::memcpy(run.out.data + token * run.out.token_stride * ElementBytes(run.out.type),
-                run.in + (run.first_token + token) * static_cast<std::int64_t>(bytes), bytes);
-  }
+  const std::int64_t row = RowBytes(run.out.type, run.dim);
+  const std::int64_t stride = run.out.token_stride * ElementBytes(run.out.type);
+  const std::byte* from = run.in + run.first_token * row;
+  // Rows that lie side by side are one: memcpy is faster at that.
+  const std::int64_t copies = stride == row ? 1 : run.tokens;
+  const auto bytes = static_cast<std::size_t>(stride == row ? row * run.tokens : row);
+  for (std::int64_t i = 0; i < copies; ++i)
+    std::memcpy(run.out.data + i * stride, from + i * row, bytes);
   return 0;
 }
 
@@ -122,19 +130,6 @@ std::uint64_t DecodeFp8Page(const DecodeRun& run) {
   });
 }
 
-// KIVI's scales or minima, at any address.
-void LoadScales(const std::byte* stored, int count, ElementType type, float* out) {
-  if (type == ElementType::kE4m3) {
-    for (int i = 0; i < count; ++i) out[i] = ToFloat(E4m3{static_cast<std::uint8_t>(stored[i])});
-    return;
-  }
-  for (int i = 0; i < count; ++i) {
-    Fp16 x{};
-    std::memcpy(&x, stored + 2 * i, sizeof x);
-    out[i] = ToFloat(x);
-  }
-}
-
 template <int kBits>
 std::uint64_t DecodeKiviChannel(const DecodeRun& run) {
   constexpr int kPerByte = 8 / kBits;
@@ -161,24 +156,6 @@ std::uint64_t DecodeKiviChannel(const DecodeRun& run) {
       values[c] = KiviValue(std::uint32_t{codes[c]} >> shift & kMask, scales[c], minima[c]);
     }
   });
-}
-
-// The inverse of the encoder's PackCodes.
-template <int kBits>
-void UnpackCodes(const std::uint8_t* packed, int bytes, std::uint8_t* codes) {
-  if constexpr (kBits == 8) {
-    std::memcpy(codes, packed, static_cast<std::size_t>(bytes));
-  } else {
-    using Word = std::conditional_t<kBits == 2, std::uint32_t, std::uint16_t>;
-    constexpr std::uint32_t kMask = kBits == 2 ? 0x03030303u : 0x0f0fu;
-    for (int i = 0; i < bytes; ++i) {
-      std::uint32_t bits = packed[i];
-      if constexpr (kBits == 2) bits |= bits << 12;
-      bits |= bits << (8 - kBits);
-      const auto word = static_cast<Word>(bits & kMask);
-      std::memcpy(codes + i * static_cast<int>(sizeof word), &word, sizeof word);
-    }
-  }
 }
 
 template <int kBits>
@@ -208,10 +185,7 @@ std::uint64_t DecodeKivi(const DecodeRun& run) {
                                                : DecodeKiviToken<kBits>(run);
 }
 
-std::uint64_t Decode(const DecodeRun& run) {
-  if (run.dim == 0) return 0;  // the V of MLA
-  if (IsByteCopy(run)) return CopyRows(run);
-  if (IsBlocks(run.out.type)) std::abort();  // only what is stored in blocks is read in them
+std::uint64_t DecodePlainly(const DecodeRun& run) {
   switch (run.codec.id) {
     case CodecId::kRaw:
     case CodecId::kFp8:
@@ -239,6 +213,16 @@ std::uint64_t Decode(const DecodeRun& run) {
                                  : (run.codec.bits == 4 ? DecodeKivi<4>(run) : DecodeKivi<8>(run));
   }
   return 0;
+}
+
+std::uint64_t Decode(const DecodeRun& run) {
+  if (run.dim == 0) return 0;  // the V of MLA
+  if (IsByteCopy(run)) return CopyRows(run);
+  if (IsBlocks(run.out.type)) std::abort();  // only what is stored in blocks is read in them
+#if KVT_VECTORS
+  if (TakesBlocks(run)) return DecodeByBlocks(run, DecodePlainly);
+#endif
+  return DecodePlainly(run);
 }
 
 }  // namespace

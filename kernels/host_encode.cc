@@ -1,5 +1,5 @@
-// Compiled once per instruction set: this file includes itself. The loops are plain, and the
-// compiler makes vectors of them.
+// Compiled once per instruction set: this file includes itself. Loops are plain where the compiler
+// makes good vectors of them; the others are in host_encode_rows.h, for rows of whole vectors.
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/host_encode.cc"
 #include <hwy/foreach_target.h>
@@ -9,7 +9,6 @@
 #include <cstdlib>
 #include <cstring>
 #include <type_traits>
-#include <utility>
 #include <vector>
 
 #include "kernels/codec_table.h"
@@ -17,9 +16,10 @@
 #include "kernels/fp8_page.h"
 #include "kernels/hadamard.h"
 #include "kernels/host_codec.h"
+#include "kernels/host_encode_kivi.h"
+#include "kernels/host_encode_rows.h"
 #include "kernels/host_target.h"
 #include "kernels/int4_per_token_head.h"
-#include "kernels/kivi.h"
 #include "kernels/llama_block.h"
 #include "kernels/mla_fp8.h"
 #include "kernels/nvfp4.h"
@@ -32,10 +32,6 @@ namespace {
 
 const std::byte* RowData(const EncodeRun& run, std::int64_t token) {
   return run.source.data + token * run.source.token_stride * ElementBytes(run.source.type);
-}
-template <class Source>
-const Source* RowAt(const EncodeRun& run, std::int64_t token) {
-  return reinterpret_cast<const Source*>(run.source.data) + token * run.source.token_stride;
 }
 
 void ToFloats(const EncodeRun& run, std::int64_t token, float* values) {
@@ -81,15 +77,32 @@ std::uint64_t NonFiniteCodes(const std::byte* codes, std::size_t count, ElementT
 }
 
 std::uint64_t CopyRows(const EncodeRun& run) {
-  const auto bytes = static_cast<std::size_t>(RowBytes(run.source.type, run.dim));
+  const std::int64_t row = RowBytes(run.source.type, run.dim);
   const std::int64_t stride = run.source.token_stride * ElementBytes(run.source.type);
+  // Rows that lie side by side are one: memcpy is faster at that.
+  const int copies = stride == row ? 1 : run.units;
+  const auto bytes = static_cast<std::size_t>(stride == row ? row * run.units : row);
   std::uint64_t non_finite = 0;
-  for (int token = 0; token < run.units; ++token) {
-    const std::byte* row = run.source.data + token * stride;
-    std::memcpy(run.out + token * bytes, row, bytes);
-    if (IsFp8(run.source.type)) non_finite += NonFiniteCodes(row, bytes, run.source.type);
+  for (int i = 0; i < copies; ++i) {
+    const std::byte* from = run.source.data + i * stride;
+    std::memcpy(run.out + i * row, from, bytes);
+    if (IsFp8(run.source.type)) non_finite += NonFiniteCodes(from, bytes, run.source.type);
   }
   return non_finite;
+}
+
+// EncodeElementRow, whose values are looked at one by one only where the largest overflows.
+template <class Source, class T>
+std::uint32_t EncodeElementsOf(const Source* x, int dim, float scale, T* row) {
+#if KVT_VECTORS
+  const bool divide = (Bits(scale) & 0x7fffffu) != 0;
+  const float largest = Integer<Source>::Value(LargestMagnitudeOf(x, dim));
+  if (dim % kBlock == 0 && Bits(largest / scale) <= kLargestBits<T>) {
+    divide ? ScaleBlocks<true>(x, dim, scale, row) : ScaleBlocks<false>(x, dim, 1.0f / scale, row);
+    return 0;
+  }
+#endif
+  return EncodeElementRow(x, dim, scale, row);
 }
 
 template <class Source>
@@ -98,15 +111,31 @@ std::uint64_t EncodeElements(const EncodeRun& run) {
   return VisitElement(run.codec.element, [&](auto element) {
     using T = decltype(element);
     return EncodeRows<Source>(run, [&](const Source* x, std::byte* out) {
-      return EncodeElementRow(x, run.dim, scale, reinterpret_cast<T*>(out));
+      return EncodeElementsOf(x, run.dim, scale, reinterpret_cast<T*>(out));
     });
   });
 }
 
-template <class Source, class Kind>
-std::uint64_t EncodePerTokenHead(const EncodeRun& run) {
+template <class Source>
+std::uint64_t EncodeInt8PerTokenHead(const EncodeRun& run) {
   return EncodeRows<Source>(run, [&](const Source* x, std::byte* out) {
-    EncodePerTokenHeadRow<Kind, Source>(x, run.dim, reinterpret_cast<std::uint8_t*>(out));
+    EncodePerTokenHeadRow<Int8PerTokenHead>(x, run.dim, reinterpret_cast<std::uint8_t*>(out));
+    return 0u;
+  });
+}
+
+template <class Source>
+std::uint64_t EncodeFp8PerTokenHead(const EncodeRun& run) {
+  return EncodeRows<Source>(run, [&](const Source* x, std::byte* out) {
+#if KVT_VECTORS
+    if (run.dim % kBlock == 0) {
+      const float scale = PerTokenHeadScale<Fp8PerTokenHead>(x, run.dim);
+      ScaleBlocks<false>(x, run.dim, 1.0f / scale, reinterpret_cast<E4m3*>(out));
+      std::memcpy(out + run.dim, &scale, sizeof scale);
+      return 0u;
+    }
+#endif
+    EncodePerTokenHeadRow<Fp8PerTokenHead>(x, run.dim, reinterpret_cast<std::uint8_t*>(out));
     return 0u;
   });
 }
@@ -115,8 +144,15 @@ template <class Source, class Block>
 std::uint64_t EncodeBlocks(const EncodeRun& run) {
   return EncodeRows<Source>(run, [&](const Source* x, std::byte* out) {
     auto* bytes = reinterpret_cast<std::uint8_t*>(out);
-    for (int block = 0; block < run.dim / kLlamaBlock; ++block)
+    for (int block = 0; block < run.dim / kLlamaBlock; ++block) {
+#if KVT_VECTORS
+      if constexpr (std::is_same_v<Block, LlamaQ4>) {
+        EncodeQ4Block(x + block * kLlamaBlock, bytes + block * Block::kBytes);
+        continue;
+      }
+#endif
       Block::Encode(x + block * kLlamaBlock, bytes + block * Block::kBytes);
+    }
     return 0u;
   });
 }
@@ -134,7 +170,15 @@ std::uint64_t EncodeFloatRows(const EncodeRun& run, F row) {
   return saturated;
 }
 
+template <class Source>
 std::uint64_t EncodeNvfp4(const EncodeRun& run) {
+#if KVT_VECTORS
+  if (run.codec.id == CodecId::kNvfp4 && run.dim % kBlock == 0) {
+    return EncodeRows<Source>(run, [&](const Source* x, std::byte* out) {
+      return EncodeNvfp4Blocks(x, run.dim, run.scale, reinterpret_cast<std::uint8_t*>(out));
+    });
+  }
+#endif
   if (run.codec.id == CodecId::kNvfp4FourOverSix) {
     return EncodeFloatRows(run, [&](const float* x, std::uint8_t* out) {
       return EncodeNvfp4Row<true>(x, run.dim, run.scale, out);
@@ -147,7 +191,7 @@ std::uint64_t EncodeNvfp4(const EncodeRun& run) {
 
 std::uint64_t EncodeInt4(const EncodeRun& run) {
   return EncodeFloatRows(run, [&](const float* x, std::uint8_t* out) {
-    return Int4PerTokenHead::Encode(x, run.dim, run.source.type, out);
+    return Int4PerTokenHead::Encode(x, run.dim, run.source.type, out, HostHadamard());
   });
 }
 
@@ -157,218 +201,21 @@ std::uint64_t EncodeMla(const EncodeRun& run) {
 }
 
 // A unit is a page: its largest magnitude first, then its rows.
+template <class Source>
 std::uint64_t EncodeFp8Page(const EncodeRun& run) {
   const std::int64_t bytes = UnitSizeOf(run.codec, run.dim).total();
   const std::int64_t tokens = run.codec.group;
-  float values[kMaxHeadDim];
   for (int unit = 0; unit < run.units; ++unit) {
     const ConstRows rows = {RowData(run, unit * tokens), run.source.type, run.source.token_stride};
-    const float scale = Fp8PageScale(Largest(rows, run.dim, tokens));
+    const float scale = Fp8PageScale(LargestOf<Source>(rows, run.dim, tokens));
     std::byte* out = run.out + unit * bytes;
     for (std::int64_t token = 0; token < tokens; ++token) {
-      ToFloats(run, unit * tokens + token, values);
-      EncodeElementRow(values, run.dim, scale, reinterpret_cast<E4m3*>(out + token * run.dim));
+      EncodeElementsOf(RowAt<Source>(run, unit * tokens + token), run.dim, scale,
+                       reinterpret_cast<E4m3*>(out + token * run.dim));
     }
     std::memcpy(out + tokens * run.dim, &scale, sizeof scale);
   }
   return 0;
-}
-
-// fp16 sources take the published fp16 arithmetic, all others the fp32 level.
-template <class Source>
-constexpr bool kAsPublished = std::is_same_v<Source, Fp16>;
-
-template <class Source>
-auto KeyOf(Source x) {
-  return Integer<Source>::Ordered(Integer<Source>::Of(x));
-}
-template <class Source>
-float ValueOf(typename Integer<Source>::Type key) {
-  return WithoutNegativeZero(Integer<Source>::Value(Integer<Source>::Ordered(key)));
-}
-
-// Groups side by side, so that their parameters are computed many at once.
-template <class Source>
-struct Groups {
-  typename Integer<Source>::Type low[kMaxHeadDim], high[kMaxHeadDim];  // of what KeyOf gives
-  std::uint16_t stored_scales[kMaxHeadDim], stored_minima[kMaxHeadDim];
-  float minima[kMaxHeadDim], scales[kMaxHeadDim], inverses[kMaxHeadDim];
-
-  // From low and high to all that codes need. `stored`: the type of scales and minima.
-  void Measure(int count, float largest_code, ElementType stored) {
-    if (stored == ElementType::kE4m3) {
-      MeasureAs<E4m3>(count, largest_code);
-    } else {
-      MeasureAs<Fp16>(count, largest_code);
-    }
-  }
-  template <class Scale>
-  void MeasureAs(int count, float largest_code) {
-    for (int i = 0; i < count; ++i) {
-      const auto group = KiviGroupOf<Scale, kAsPublished<Source>>(
-          ValueOf<Source>(low[i]), ValueOf<Source>(high[i]), largest_code);
-      stored_scales[i] = group.scale.bits;
-      stored_minima[i] = group.minimum.bits;
-      minima[i] = ToFloat(group.minimum);
-      scales[i] = ToFloat(group.scale);
-      inverses[i] = KiviInverse(scales[i]);
-    }
-  }
-  // The scales of `count` groups, then their minima.
-  void Store(int first, int count, ElementType stored, std::byte* out) const {
-    if (stored == ElementType::kE4m3) {
-      for (int i = 0; i < count; ++i) {
-        out[i] = static_cast<std::byte>(stored_scales[first + i]);
-        out[count + i] = static_cast<std::byte>(stored_minima[first + i]);
-      }
-      return;
-    }
-    const auto bytes = 2 * static_cast<std::size_t>(count);
-    std::memcpy(out, stored_scales + first, bytes);
-    std::memcpy(out + bytes, stored_minima + first, bytes);
-  }
-};
-
-// One unit of KIVI's K: codes [group * bits / 8][dim] (byte j of a channel holds its tokens j * 8 /
-// bits and on, the first in the lowest bits), then scales [dim], then minima [dim]. Channels are
-// the inner loop throughout, so that every access runs along memory.
-template <class Source>
-void MeasureChannels(const EncodeRun& run, std::int64_t first_token, Groups<Source>& channels) {
-  const int dim = run.dim;  // not behind a reference that the loops might write to
-  auto* low = channels.low;
-  auto* high = channels.high;
-  for (int token = 0; token < run.codec.group; ++token) {
-    const Source* x = RowAt<Source>(run, first_token + token);
-    if (token == 0) {
-      for (int c = 0; c < dim; ++c) low[c] = high[c] = KeyOf(x[c]);
-    }
-    for (int c = 0; c < dim; ++c) {
-      const auto key = KeyOf(x[c]);
-      low[c] = key < low[c] ? key : low[c];
-      high[c] = key > high[c] ? key : high[c];
-    }
-  }
-}
-
-// The codes of as many tokens as fill a byte of each channel.
-template <int kBits, class Source, int... kTokens>
-void EncodePlane(const EncodeRun& run, std::int64_t first_token, const Groups<Source>& channels,
-                 std::uint8_t* __restrict codes, std::integer_sequence<int, kTokens...>) {
-  constexpr float kLargest = (1 << kBits) - 1;
-  const int dim = run.dim;
-  const Source* const rows[] = {RowAt<Source>(run, first_token + kTokens)...};
-  for (int c = 0; c < dim; ++c) {
-    codes[c] = static_cast<std::uint8_t>(
-        (0u | ... |
-         (KiviCode<kAsPublished<Source>>(WithoutNegativeZero(ToFloat(rows[kTokens][c])),
-                                         channels.minima[c], channels.scales[c],
-                                         channels.inverses[c], kLargest)
-          << (kBits * kTokens))));
-  }
-}
-
-template <class Source, int kBits>
-std::uint64_t EncodeKiviChannel(const EncodeRun& run) {
-  constexpr int kPerByte = 8 / kBits;
-  const std::int64_t bytes = UnitSizeOf(run.codec, run.dim).total();
-  const int planes = run.codec.group / kPerByte;
-  Groups<Source> channels;  // NOLINT(cppcoreguidelines-pro-type-member-init): filled below
-  for (int unit = 0; unit < run.units; ++unit) {
-    const std::int64_t first = std::int64_t{unit} * run.codec.group;
-    std::byte* out = run.out + unit * bytes;
-    MeasureChannels(run, first, channels);
-    channels.Measure(run.dim, (1 << kBits) - 1, run.codec.element);
-    channels.Store(0, run.dim, run.codec.element, out + std::int64_t{planes} * run.dim);
-    for (int plane = 0; plane < planes; ++plane) {
-      EncodePlane<kBits>(run, first + plane * kPerByte, channels,
-                         reinterpret_cast<std::uint8_t*>(out) + std::int64_t{plane} * run.dim,
-                         std::make_integer_sequence<int, kPerByte>());
-    }
-  }
-  return 0;
-}
-
-// Squeezes one code a byte into 8 / kBits codes a byte, the first in the lowest bits.
-template <int kBits>
-void PackCodes(const std::uint8_t* codes, int bytes, std::uint8_t* __restrict packed) {
-  if constexpr (kBits == 8) {
-    std::memcpy(packed, codes, static_cast<std::size_t>(bytes));
-  } else {
-    using Word = std::conditional_t<kBits == 2, std::uint32_t, std::uint16_t>;
-    for (int i = 0; i < bytes; ++i) {
-      Word word;
-      std::memcpy(&word, codes + i * static_cast<int>(sizeof word), sizeof word);
-      std::uint32_t bits = word;
-      bits |= bits >> (8 - kBits);
-      if constexpr (kBits == 2) bits |= bits >> (2 * (8 - kBits));
-      packed[i] = static_cast<std::uint8_t>(bits);
-    }
-  }
-}
-
-// KIVI's V, row by row: codes [dim * bits / 8], then scales [dim / group], then minima [dim /
-// group]. kGroup: the group size where it is known when this is compiled, else 0.
-template <int kGroup, class Source>
-void MeasureRow(const Source* x, int group_size, int groups, Groups<Source>& all, int first) {
-  if constexpr (kGroup > 0) group_size = kGroup;
-  for (int g = 0; g < groups; ++g) {
-    auto low = KeyOf(x[g * group_size]), high = low;
-    for (int i = 0; i < group_size; ++i) {
-      const auto key = KeyOf(x[g * group_size + i]);
-      low = key < low ? key : low;
-      high = key > high ? key : high;
-    }
-    all.low[first + g] = low;
-    all.high[first + g] = high;
-  }
-}
-
-template <int kBits, int kGroup, class Source>
-void EncodeKiviRow(const EncodeRun& run, const Source* x, const Groups<Source>& all, int first,
-                   std::uint8_t* out) {
-  const int group_size = kGroup > 0 ? kGroup : run.codec.group;
-  const int groups = run.dim / group_size;
-  constexpr float kLargest = (1 << kBits) - 1;
-  std::uint8_t codes[kMaxHeadDim];
-  for (int g = 0; g < groups; ++g) {
-    const float minimum = all.minima[first + g], scale = all.scales[first + g],
-                inverse = all.inverses[first + g];
-    for (int i = 0; i < group_size; ++i) {
-      codes[g * group_size + i] = static_cast<std::uint8_t>(KiviCode<kAsPublished<Source>>(
-          WithoutNegativeZero(ToFloat(x[g * group_size + i])), minimum, scale, inverse, kLargest));
-    }
-  }
-  PackCodes<kBits>(codes, groups * group_size * kBits / 8, out);
-}
-
-template <class Source, int kBits, int kGroup>
-std::uint64_t EncodeKiviToken(const EncodeRun& run) {
-  const int group_size = run.codec.group;
-  const int groups = run.dim / group_size;
-  const int batch = std::max(1, 64 / groups);  // rows * groups stays within kMaxHeadDim
-  const std::int64_t bytes = UnitSizeOf(run.codec, run.dim).total();
-  Groups<Source> all;  // NOLINT(cppcoreguidelines-pro-type-member-init): filled below
-  for (int begin = 0; begin < run.units; begin += batch) {
-    const int rows = std::min(batch, run.units - begin);
-    for (int row = 0; row < rows; ++row) {
-      MeasureRow<kGroup>(RowAt<Source>(run, begin + row), group_size, groups, all, row * groups);
-    }
-    all.Measure(rows * groups, (1 << kBits) - 1, run.codec.element);
-    for (int row = 0; row < rows; ++row) {
-      std::byte* out = run.out + (begin + row) * bytes;
-      EncodeKiviRow<kBits, kGroup>(run, RowAt<Source>(run, begin + row), all, row * groups,
-                                   reinterpret_cast<std::uint8_t*>(out));
-      all.Store(row * groups, groups, run.codec.element, out + run.dim * kBits / 8);
-    }
-  }
-  return 0;
-}
-
-template <class Source, int kBits>
-std::uint64_t EncodeKivi(const EncodeRun& run) {
-  if (run.codec.id == CodecId::kKiviChannel) return EncodeKiviChannel<Source, kBits>(run);
-  return run.codec.group == 32 ? EncodeKiviToken<Source, kBits, 32>(run)
-                               : EncodeKiviToken<Source, kBits, 0>(run);
 }
 
 template <class Source>
@@ -378,22 +225,22 @@ std::uint64_t EncodeFrom(const EncodeRun& run) {
     case CodecId::kFp8:
       return EncodeElements<Source>(run);
     case CodecId::kInt8PerTokenHead:
-      return EncodePerTokenHead<Source, Int8PerTokenHead>(run);
+      return EncodeInt8PerTokenHead<Source>(run);
     case CodecId::kFp8PerTokenHead:
-      return EncodePerTokenHead<Source, Fp8PerTokenHead>(run);
+      return EncodeFp8PerTokenHead<Source>(run);
     case CodecId::kLlamaQ8:
       return EncodeBlocks<Source, LlamaQ8>(run);
     case CodecId::kLlamaQ4:
       return EncodeBlocks<Source, LlamaQ4>(run);
     case CodecId::kNvfp4:
     case CodecId::kNvfp4FourOverSix:
-      return EncodeNvfp4(run);
+      return EncodeNvfp4<Source>(run);
     case CodecId::kInt4PerTokenHead:
       return EncodeInt4(run);
     case CodecId::kMlaFp8:
       return EncodeMla(run);
     case CodecId::kFp8Page:
-      return EncodeFp8Page(run);
+      return EncodeFp8Page<Source>(run);
     case CodecId::kKiviChannel:
     case CodecId::kKiviToken:
       return run.codec.bits == 2
@@ -419,7 +266,7 @@ std::uint64_t EncodeRotated(const EncodeRun& run) {
     for (int i = 0; i < part.units * unit_tokens; ++i) {
       float* row = rows.data() + std::ptrdiff_t{i} * run.dim;
       ToFloats(run, std::int64_t{unit} * unit_tokens + i, row);
-      RotateRow(row, run.dim);
+      RotateRow(row, run.dim, HostHadamard());
     }
     saturated += EncodeFrom<float>(part);
   }

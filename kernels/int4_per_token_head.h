@@ -14,53 +14,63 @@
 // fp32 word. A GPU's transform adds in another order: bytes are equal within the error bound only.
 namespace kvtier::kernels {
 
-// +1 where the bit is set, channel 0 in the lowest: bit 23 of each output of the Mersenne twister
-// seeded with 0x9e3779b9, inverted, which is how torch's CPU generator draws Bernoulli(0.5).
-KVT_HD bool RotationSign(int channel) {
+// +1 where a channel's bit is set, channel 0 in the lowest: bit 23 of each output of the Mersenne
+// twister seeded with 0x9e3779b9, inverted, which is how torch's CPU generator draws
+// Bernoulli(0.5).
+KVT_HD void ApplyRotationSigns(float* x, int dim) {
   constexpr std::uint32_t kSigns[kMaxHeadDim / 32] = {
       0x6573590du, 0x808035b1u, 0xa6443d6cu, 0x6b7f5438u, 0x4aa48b81u, 0xabafc441u, 0x320b9848u,
       0xfa2043a0u, 0x4d6e1c33u, 0xa8a9c7cbu, 0x1b951ddau, 0x9803b359u, 0x3038796eu, 0xcd26200eu,
       0xc9a02476u, 0x8a9dacb9u, 0x99751b1cu, 0x26308c56u, 0x14ff7d49u, 0xf35c904bu, 0x1d618cccu,
       0x5af2c8c0u, 0xf0c30314u, 0xe2abe201u, 0x4d1b30fau, 0xe1cd2a78u, 0xdc888e53u, 0x3878d702u,
       0xb411a56fu, 0xa95bf25fu, 0x446bab0fu, 0x0997f98bu};
-  return (kSigns[channel / 32] >> (channel % 32) & 1u) != 0;
-}
-
-KVT_HD void ApplyRotationSigns(float* x, int dim) {
-  for (int c = 0; c < dim; ++c) {
-    x[c] = FromBits(Bits(x[c]) ^ (RotationSign(c) ? 0u : 0x80000000u));
+  for (int first = 0; first < dim; first += 32) {
+    const std::uint32_t signs = ~kSigns[first / 32];
+    const int count = dim - first < 32 ? dim - first : 32;
+    for (int i = 0; i < count; ++i)
+      x[first + i] = FromBits(Bits(x[first + i]) ^ (signs >> i) << 31);
   }
 }
 
 struct Int4PerTokenHead {
   static constexpr std::uint32_t kZeroPointBits = 0xfu;
 
-  // The value in the type that the row came in.
-  KVT_HD static float Rounded(float x, ElementType type) {
-    if (type == ElementType::kBf16) return ToFloat(Saturate<Bf16>(x));
-    if (type == ElementType::kFp16) return ToFloat(Saturate<Fp16>(x));
-    return x;
+  // Rounds a row to T, saturating; returns how many values did.
+  template <class T>
+  KVT_HD static std::uint32_t RoundRow(float* y, int dim) {
+    if (static_cast<std::uint32_t>(LargestMagnitudeOf(y, dim)) <= kLargestBits<T>) {
+      for (int c = 0; c < dim; ++c) y[c] = ToFloat(RoundInRange<T>(y[c]));
+      return 0;
+    }
+    std::uint32_t saturated = 0;
+    for (int c = 0; c < dim; ++c) {
+      saturated += Overflows<T>(y[c]) ? 1u : 0u;
+      y[c] = ToFloat(Saturate<T>(y[c]));
+    }
+    return saturated;
   }
 
   // Returns how many values saturated: in the source type after the transform, or, where the
   // transformed row lies so far to one side of 0 that the zero point can't reach it, in their code.
-  KVT_HD static std::uint32_t Encode(const float* x, int dim, ElementType source,
-                                     std::uint8_t* row) {
+  template <class Transform = PlainHadamard>
+  KVT_HD static std::uint32_t Encode(const float* x, int dim, ElementType source, std::uint8_t* row,
+                                     Transform transform = {}) {
     float y[kMaxHeadDim];
     y[0] = 0.0f;  // the compiler doesn't know that rows are never empty
     for (int c = 0; c < dim; ++c) y[c] = x[c];
     ApplyRotationSigns(y, dim);
-    Hadamard(y, dim);
+    transform(y, dim);
     std::uint32_t saturated = 0;
-    float minimum = y[0], maximum = y[0];
-    for (int c = 0; c < dim; ++c) {
-      saturated += source == ElementType::kFp16 && Overflows<Fp16>(y[c]) ? 1u : 0u;
-      y[c] = Rounded(y[c], source);
+    if (source == ElementType::kBf16) RoundRow<Bf16>(y, dim);  // too far out for any source
+    if (source == ElementType::kFp16) saturated += RoundRow<Fp16>(y, dim);
+    using Key = Integer<float>;  // integers, of whose smallest compilers make vectors
+    auto low = Key::Ordered(Key::Of(y[0])), high = low;
+    for (int c = 1; c < dim; ++c) {
+      const auto key = Key::Ordered(Key::Of(y[c]));
+      low = key < low ? key : low;
+      high = key > high ? key : high;
     }
-    for (int c = 0; c < dim; ++c) {
-      minimum = y[c] < minimum ? y[c] : minimum;
-      maximum = y[c] > maximum ? y[c] : maximum;
-    }
+    const float minimum = Key::Value(Key::Ordered(low)), maximum = Key::Value(Key::Ordered(high));
     // Halves, so that the difference can't overflow.
     const float measured = (maximum * 0.5f - minimum * 0.5f) / 7.5f;
     const float scale = measured > 1e-6f ? measured : 1e-6f;
@@ -80,19 +90,33 @@ struct Int4PerTokenHead {
     return saturated;
   }
 
-  KVT_HD static void Decode(const std::uint8_t* row, int dim, float* out) {
-    std::uint32_t word;
-    std::memcpy(&word, row + dim / 2, sizeof word);
-    const auto zero_point = static_cast<int>(word & kZeroPointBits);
-    const float scale = FromBits(word & ~kZeroPointBits);
-    for (int i = 0; i < dim / 2; ++i) {
-      out[2 * i] = static_cast<float>((row[i] & 15) - zero_point) * scale;
-      out[2 * i + 1] = static_cast<float>((row[i] >> 4) - zero_point) * scale;
+  struct Scaling {
+    int zero_point;
+    float scale;
+
+    KVT_HD explicit Scaling(const std::uint8_t* stored) {
+      std::uint32_t word;
+      std::memcpy(&word, stored, sizeof word);
+      zero_point = static_cast<int>(word & kZeroPointBits);
+      scale = FromBits(word & ~kZeroPointBits);
     }
-    Hadamard(out, dim);
+  };
+
+  template <class Transform = PlainHadamard>
+  KVT_HD static void RotateBack(float* x, int dim, Transform transform = {}) {
+    transform(x, dim);
     const float factor = 1.0f / static_cast<float>(HadamardBlock(dim));
-    for (int c = 0; c < dim; ++c) out[c] *= factor;
-    ApplyRotationSigns(out, dim);
+    for (int c = 0; c < dim; ++c) x[c] *= factor;
+    ApplyRotationSigns(x, dim);
+  }
+
+  KVT_HD static void Decode(const std::uint8_t* row, int dim, float* out) {
+    const Scaling scaling(row + dim / 2);
+    for (int i = 0; i < dim / 2; ++i) {
+      out[2 * i] = static_cast<float>((row[i] & 15) - scaling.zero_point) * scaling.scale;
+      out[2 * i + 1] = static_cast<float>((row[i] >> 4) - scaling.zero_point) * scaling.scale;
+    }
+    RotateBack(out, dim);
   }
 };
 

@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <cstring>
+#include <type_traits>
 
 #include "kernels/codec.h"
 #include "kernels/row.h"
@@ -45,16 +46,33 @@ struct LlamaQ4 {
   static constexpr int kBytes = kLlamaQ4Bytes;
   static constexpr float kLargestMagnitude = 8.0f * 65504.0f;
 
+  // The first value of largest magnitude. As signed integers the largest positive value is the
+  // largest, as unsigned ones the largest negative one; only blocks in which both are equally large
+  // must be searched.
+  template <class Source>
+  KVT_HD static float FirstLargest(const Source* x) {
+    using Bits = typename Integer<Source>::Type;
+    using Unsigned = std::make_unsigned_t<Bits>;
+    Bits highest = Integer<Source>::Of(x[0]);
+    auto farthest = static_cast<Unsigned>(highest);
+    for (int i = 1; i < kLlamaBlock; ++i) {
+      const Bits bits = Integer<Source>::Of(x[i]);
+      highest = bits > highest ? bits : highest;
+      farthest = static_cast<Unsigned>(bits) > farthest ? static_cast<Unsigned>(bits) : farthest;
+    }
+    const auto lowest = static_cast<Bits>(farthest);
+    const int positive = highest;
+    const int negative = lowest < 0 ? lowest & Integer<Source>::kMagnitude : -1;
+    const int largest = positive > negative ? positive : negative;
+    if (largest == 0) return 0.0f;
+    if (positive != negative) return Integer<Source>::Value(positive > negative ? highest : lowest);
+    int first = 0;
+    while ((Integer<Source>::Of(x[first]) & Integer<Source>::kMagnitude) != largest) ++first;
+    return ToFloat(x[first]);
+  }
   template <class Source>
   KVT_HD static void Encode(const Source* x, std::uint8_t* __restrict out) {
-    const auto largest = LargestMagnitudeOf(x, kLlamaBlock);
-    int first = kLlamaBlock;
-    for (int i = 0; i < kLlamaBlock; ++i) {
-      const bool is_largest = (Integer<Source>::Of(x[i]) & Integer<Source>::kMagnitude) == largest;
-      const int at = is_largest ? i : kLlamaBlock;
-      first = at < first ? at : first;
-    }
-    const float d = (largest == 0 ? 0.0f : ToFloat(x[first])) / -8.0f;
+    const float d = FirstLargest(x) / -8.0f;
     const float inverse = FiniteOrZero(1.0f / d);
     const Fp16 stored = FromFloat<Fp16>(d);
     std::memcpy(out, &stored, sizeof stored);

@@ -2,6 +2,7 @@
 
 #include <cstdint>
 
+#include "kernels/float_bits.h"
 #include "kernels/row.h"
 
 // `nvfp4`: E2M1 codes in blocks of 16 channels, each block with an E4M3 scale, all of them with one
@@ -10,12 +11,13 @@
 // in the low bits, then [dim / 16] scales, linear. dim must be a multiple of 16.
 namespace kvtier::kernels {
 
+inline constexpr std::uint32_t kE2m1LargestBits = 0x40c00000u;  // 6.0
+
 // 0, 0.5, 1, 1.5, 2, 3, 4, 6, and bit 3 for the sign; nearest, ties to the even code, saturating.
 KVT_HD std::uint32_t E2m1Code(float x) {
-  const float a = FromBits(Bits(x) & 0x7fffffffu);
-  const std::uint32_t code = (a > 0.25f ? 1u : 0u) + (a >= 0.75f ? 1u : 0u) +
-                             (a > 1.25f ? 1u : 0u) + (a >= 1.75f ? 1u : 0u) + (a > 2.5f ? 1u : 0u) +
-                             (a >= 3.5f ? 1u : 0u) + (a > 5.0f ? 1u : 0u);
+  const std::uint32_t a = Bits(x) & 0x7fffffffu;
+  const std::uint32_t code =
+      SmallFloatMagnitude<1, 127>(a < kE2m1LargestBits ? a : kE2m1LargestBits);
   return code | (Bits(x) >> 28 & 8u);
 }
 
@@ -36,9 +38,12 @@ struct Nvfp4Block {
   std::uint8_t codes[kValues];
 
   // `divisor`: the code value that the block's largest magnitude is to become.
+  KVT_HD static E4m3 ScaleOf(float largest, float divisor, float scale_of_all) {
+    return FromFloat<E4m3>(1.0f / scale_of_all * (largest * (1.0f / divisor)));
+  }
   template <bool kMeasured>
   KVT_HD void Encode(const float* x, float largest, float divisor, float scale_of_all) {
-    scale = FromFloat<E4m3>(1.0f / scale_of_all * (largest * (1.0f / divisor)));
+    scale = ScaleOf(largest, divisor, scale_of_all);
     const float step = ToFloat(scale) * scale_of_all;
     const float inverse = FiniteOrZero(1.0f / step);
     saturated = 0;

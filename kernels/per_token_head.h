@@ -15,9 +15,9 @@ struct Int8PerTokenHead {
   using Code = std::int8_t;
   static constexpr float kLargest = 127.0f;
 
+  // |y| is below 127.5: a rounding or two above 127 at most.
   KVT_HD static Code Encode(float y) {
-    const float away = y + FromBits(0x3f000000u | (Bits(y) & 0x80000000u));
-    return static_cast<Code>(away > 127.0f ? 127.0f : (away < -128.0f ? -128.0f : away));
+    return static_cast<Code>(y + FromBits(0x3f000000u | (Bits(y) & 0x80000000u)));
   }
   KVT_HD static float Decode(Code code) { return static_cast<float>(code); }
 };
@@ -31,10 +31,15 @@ struct Fp8PerTokenHead {
 };
 
 template <class Kind, class Source>
-KVT_HD void EncodePerTokenHeadRow(const Source* x, int dim, std::uint8_t* row) {
+KVT_HD float PerTokenHeadScale(const Source* x, int dim) {
   const float largest = Integer<Source>::Value(LargestMagnitudeOf(x, dim));
   const float measured = largest / Kind::kLargest;
-  const float scale = measured > 1e-6f ? measured : 1e-6f;
+  return measured > 1e-6f ? measured : 1e-6f;
+}
+
+template <class Kind, class Source>
+KVT_HD void EncodePerTokenHeadRow(const Source* x, int dim, std::uint8_t* row) {
+  const float scale = PerTokenHeadScale<Kind>(x, dim);
   const float inverse = 1.0f / scale;
   auto* __restrict codes = reinterpret_cast<typename Kind::Code*>(row);
   for (int c = 0; c < dim; ++c) codes[c] = Kind::Encode(ToFloat(x[c]) * inverse);

@@ -1,0 +1,193 @@
+// Rows of the host's encoders in vectors, where plain loops miss their goal. Bytes are those of the
+// functions with which kernels/ describes each codec. Included once per instruction set.
+#if defined(KVT_HOST_ENCODE_ROWS) == defined(HWY_TARGET_TOGGLE)
+#ifdef KVT_HOST_ENCODE_ROWS
+#undef KVT_HOST_ENCODE_ROWS
+#else
+#define KVT_HOST_ENCODE_ROWS
+#endif
+
+#include <cstdint>
+#include <cstring>
+#include <utility>
+
+#include "kernels/codec_run.h"
+#include "kernels/host_vectors.h"
+#include "kernels/kivi.h"
+#include "kernels/llama_block.h"
+#include "kernels/nvfp4.h"
+#include "kernels/row.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace kvtier::kernels::HWY_NAMESPACE {
+namespace {
+
+template <class Source>
+const Source* RowAt(const EncodeRun& run, std::int64_t token) {
+  return reinterpret_cast<const Source*>(run.source.data) + token * run.source.token_stride;
+}
+
+#if KVT_VECTORS
+
+// x * factor or x / factor, rounded to T; none overflows.
+template <bool kDivide, class Source, class T>
+HWY_INLINE void ScaleBlocks(const Source* x, int dim, float factor, T* out) {
+  const FloatVector by = Float(factor);
+  const auto scaled = [by](FloatVector v) { return kDivide ? v / by : v * by; };
+  for (int c = 0; c < dim; c += kBlock) {
+    if constexpr (sizeof(T) == 1) {
+      const SignedBlock b = LoadSigned(x + c);
+      StoreSigned({{scaled(b.magnitude.even), scaled(b.magnitude.odd)}, b.sign}, out + c);
+    } else {
+      const FloatBlock b = Load(x + c);
+      Store(FloatBlock{scaled(b.even), scaled(b.odd)}, out + c);
+    }
+  }
+}
+
+// The bits of each channel's smallest and largest value over `tokens` rows. The largest signed
+// integer is the largest value where one is above 0, the largest unsigned one the smallest value
+// where one is below; else either is the smallest signed one.
+template <class Source>
+struct Extremes {
+  typename Integer<Source>::Type *low, *high;
+};
+template <class Source>
+HWY_INLINE void MeasureBlocks(const Source* x, std::int64_t stride, int tokens, int dim,
+                              Extremes<Source> out) {
+  using Bits = typename Integer<Source>::Type;
+  const hn::ScalableTag<Bits> d;
+  const hn::RebindToUnsigned<decltype(d)> unsigned_d;
+  for (int c = 0; c < dim; c += static_cast<int>(hn::MaxLanes(d))) {
+    auto smallest = hn::LoadU(d, reinterpret_cast<const Bits*>(x + c));
+    auto largest = smallest;
+    auto largest_unsigned = hn::BitCast(unsigned_d, smallest);
+    for (int token = 1; token < tokens; ++token) {
+      const auto bits = hn::LoadU(d, reinterpret_cast<const Bits*>(x + token * stride + c));
+      smallest = hn::Min(smallest, bits);
+      largest = hn::Max(largest, bits);
+      largest_unsigned = hn::Max(largest_unsigned, hn::BitCast(unsigned_d, bits));
+    }
+    const auto negative = hn::BitCast(d, largest_unsigned);
+    const auto low = hn::IfThenElse(hn::Lt(negative, hn::Zero(d)), negative, smallest);
+    const auto high = hn::IfThenElse(hn::Lt(largest, hn::Zero(d)), smallest, largest);
+    hn::StoreU(low, d, out.low + c);
+    hn::StoreU(high, d, out.high + c);
+  }
+}
+
+// KiviCode of the fp32 level in the lowest byte, whose other bits mean nothing.
+template <int kBits>
+HWY_INLINE WordVector KiviCodes(FloatVector x, FloatVector minimum, FloatVector inverse) {
+  const WordVector steps = BitsOf((x - minimum) * inverse);
+  const WordVector most = BitsOf(Float((1 << kBits) - 1));
+  return BitsOf(FloatOf(MinOf(MaxOf(steps, Word(0)), most)) + Float(12582912.0f));
+}
+
+// Of each channel.
+struct KiviSteps {
+  const float *minima, *inverses;
+};
+// The codes of as many rows as fill a byte of each channel.
+template <int kBits, class Source, int... kRows>
+HWY_INLINE void KiviPlaneBlocks(const Source* const* rows, int dim, KiviSteps steps,
+                                std::uint8_t* out, std::integer_sequence<int, kRows...>) {
+  for (int c = 0; c < dim; c += kBlock) {
+    const FloatBlock x[] = {Load(rows[kRows] + c)...};
+    const FloatBlock minimum = Load(steps.minima + c), inverse = Load(steps.inverses + c);
+    const WordVector even = (... | hn::ShiftLeft<kBits * kRows>(KiviCodes<kBits>(
+                                       x[kRows].even, minimum.even, inverse.even)));
+    const WordVector odd = (... | hn::ShiftLeft<kBits * kRows>(
+                                      KiviCodes<kBits>(x[kRows].odd, minimum.odd, inverse.odd)));
+    StoreBytes(Join({even, odd}), out + c);
+  }
+}
+
+// The codes of one group of consecutive channels, one a byte.
+template <int kBits, class Source>
+HWY_INLINE void KiviGroupBlocks(const Source* x, int count, float minimum, float inverse,
+                                std::uint8_t* codes) {
+  const FloatVector from = Float(minimum), by = Float(inverse);
+  for (int i = 0; i < count; i += kBlock) {
+    const FloatBlock b = Load(x + i);
+    StoreBytes(Join({KiviCodes<kBits>(b.even, from, by), KiviCodes<kBits>(b.odd, from, by)}),
+               codes + i);
+  }
+}
+
+// LlamaQ4::Encode.
+template <class Source>
+HWY_INLINE void EncodeQ4Block(const Source* x, std::uint8_t* out) {
+  const float d = LlamaQ4::FirstLargest(x) / -8.0f;
+  const FloatVector inverse = Float(FiniteOrZero(1.0f / d));
+  const Fp16 stored = FromFloat<Fp16>(d);
+  std::memcpy(out, &stored, sizeof stored);
+  const auto code = [inverse](FloatVector v) {
+    const WordVector y = BitsOf(v * inverse + Float(8.5f));
+    const FloatVector held = FloatOf(MinOf(MaxOf(y, Word(0)), BitsOf(Float(15.0f))));
+    return hn::BitCast(Words(), hn::ConvertTo(SignedWords(), held));
+  };
+  std::uint8_t codes[kLlamaBlock];
+  for (int i = 0; i < kLlamaBlock; i += kBlock) {
+    const FloatBlock b = Load(x + i);
+    StoreBytes(Join({code(b.even), code(b.odd)}), codes + i);
+  }
+  const hn::CappedTag<std::uint8_t, kLlamaBlock / 2> d8;
+  const auto high = hn::ShiftLeft<4>(hn::LoadU(d8, codes + kLlamaBlock / 2));
+  hn::StoreU(hn::LoadU(d8, codes) | high, d8, out + 2);
+}
+
+// Codes of nvfp4. inverses: of each block of 16 channels, 8 times. Returns how many saturated.
+template <class Source>
+HWY_INLINE std::uint32_t Nvfp4Codes(const Source* x, int dim, const float* inverses,
+                                    std::uint8_t* out) {
+  const hn::Rebind<std::uint8_t, Words> bytes;
+  const SignedWords d;
+  const auto code = [](FloatVector y) {
+    const WordVector held = MinOf(BitsOf(y), Word(kE2m1LargestBits));
+    return RoundMagnitude<1, 127>(FloatOf(held)) & Word(7u);
+  };
+  WordVector saturated = Word(0);
+  for (int c = 0; c < dim; c += kBlock) {
+    const SignedBlock b = LoadSigned(x + c);
+    const FloatVector inverse = hn::LoadU(Floats(), inverses + c / 2);
+    const FloatVector even = b.magnitude.even * inverse, odd = b.magnitude.odd * inverse;
+    saturated = saturated - hn::VecFromMask(Words(), Less(BitsOf(Float(7.0f)), BitsOf(even)));
+    saturated = saturated - hn::VecFromMask(Words(), Less(BitsOf(Float(7.0f)), BitsOf(odd)));
+    const WordVector sign = hn::BitCast(Words(), b.sign);
+    const WordVector low = code(even) | (hn::ShiftRight<12>(sign) & Word(8u));
+    const WordVector high = code(odd) | hn::ShiftRight<28>(sign);
+    hn::StoreU(hn::DemoteTo(bytes, hn::BitCast(d, low | hn::ShiftLeft<4>(high))), bytes,
+               out + c / 2);
+  }
+  return hn::GetLane(hn::SumOfLanes(Words(), saturated));
+}
+
+// EncodeNvfp4Row<false>.
+template <class Source>
+std::uint32_t EncodeNvfp4Blocks(const Source* x, int dim, float scale, std::uint8_t* out) {
+  constexpr int kMaxBlocks = kMaxHeadDim / Nvfp4Block::kValues;
+  const int blocks = dim / Nvfp4Block::kValues;
+  float largest[kMaxBlocks], inverses[kMaxHeadDim / 2];
+  for (int b = 0; b < blocks; ++b) {
+    const auto bits = LargestMagnitudeOf(x + b * Nvfp4Block::kValues, Nvfp4Block::kValues);
+    largest[b] = Integer<Source>::Value(bits);
+  }
+  for (int b = 0; b < blocks; ++b) {
+    const E4m3 stored = Nvfp4Block::ScaleOf(largest[b], Nvfp4Block::kLargest, scale);
+    out[dim / 2 + b] = stored.bits;
+    largest[b] = FiniteOrZero(1.0f / (ToFloat(stored) * scale));
+  }
+  constexpr int kTimes = Nvfp4Block::kValues / 2;
+  for (int b = 0; b < blocks; ++b) {
+    for (int i = 0; i < kTimes; ++i) inverses[b * kTimes + i] = largest[b];
+  }
+  return Nvfp4Codes(x, dim, inverses, out);
+}
+
+#endif  // KVT_VECTORS
+
+}  // namespace
+}  // namespace kvtier::kernels::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+#endif  // per instruction set
