@@ -14,18 +14,25 @@
 // fp32 word. A GPU's transform adds in another order: bytes are equal within the error bound only.
 namespace kvtier::kernels {
 
-// +1 where a channel's bit is set, channel 0 in the lowest: bit 23 of each output of the Mersenne
-// twister seeded with 0x9e3779b9, inverted, which is how torch's CPU generator draws
-// Bernoulli(0.5).
-KVT_HD void ApplyRotationSigns(float* x, int dim) {
+// 32 channels from a multiple of 32 on, +1 where a channel's bit is set, the first in the lowest:
+// bit 23 of each output of the Mersenne twister seeded with 0x9e3779b9, inverted, which is how
+// torch's CPU generator draws Bernoulli(0.5).
+KVT_HD std::uint32_t RotationSigns(int first_channel) {
   constexpr std::uint32_t kSigns[kMaxHeadDim / 32] = {
       0x6573590du, 0x808035b1u, 0xa6443d6cu, 0x6b7f5438u, 0x4aa48b81u, 0xabafc441u, 0x320b9848u,
       0xfa2043a0u, 0x4d6e1c33u, 0xa8a9c7cbu, 0x1b951ddau, 0x9803b359u, 0x3038796eu, 0xcd26200eu,
       0xc9a02476u, 0x8a9dacb9u, 0x99751b1cu, 0x26308c56u, 0x14ff7d49u, 0xf35c904bu, 0x1d618cccu,
       0x5af2c8c0u, 0xf0c30314u, 0xe2abe201u, 0x4d1b30fau, 0xe1cd2a78u, 0xdc888e53u, 0x3878d702u,
       0xb411a56fu, 0xa95bf25fu, 0x446bab0fu, 0x0997f98bu};
+  return kSigns[first_channel / 32];
+}
+KVT_HD bool RotationSign(int channel) {
+  return (RotationSigns(channel) >> (channel % 32) & 1u) != 0;
+}
+
+KVT_HD void ApplyRotationSigns(float* x, int dim) {
   for (int first = 0; first < dim; first += 32) {
-    const std::uint32_t signs = ~kSigns[first / 32];
+    const std::uint32_t signs = ~RotationSigns(first);
     const int count = dim - first < 32 ? dim - first : 32;
     for (int i = 0; i < count; ++i)
       x[first + i] = FromBits(Bits(x[first + i]) ^ (signs >> i) << 31);
