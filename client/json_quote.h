@@ -5,8 +5,8 @@
 
 namespace kvtier::client {
 
-// A wrong value as a message repeats it: its first bytes, and of what nests only the kind, however
-// deep it goes.
+// A wrong value as a message repeats it: its first bytes, unless it nests deeply, which files may
+// do without end.
 std::string Quote(const nlohmann::json& value);
 
 }  // namespace kvtier::client

@@ -240,8 +240,8 @@ absl::Status CheckLayer(const LayerModel& layer, std::size_t index) {
   if (layer.k.layout.codec.id == kernels::CodecId::kMlaFp8 &&
       (layer.spec.kind != LayerKind::kMla || layer.spec.v_head_dim != 0)) {
     return Error(Reason::kFormatRefused,
-                 fmt::format("{} has V of its own; {} needs mla layers, whose v_head_dim is 0",
-                             field("kind"), layer.format));
+                 fmt::format("{} has V of its own; {} needs mla layers without V", field("kind"),
+                             layer.format));
   }
   KVT_RETURN_IF_ERROR(CheckTensor(layer.k, field("k_head_dim"), layer.format));
   return CheckTensor(layer.v, field("v_head_dim"), layer.format);

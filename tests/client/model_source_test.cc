@@ -245,6 +245,14 @@ struct Refused {
   std::string message;
 };
 
+TEST(ModelConfig, DeepNestingIsRefusedNotRepeated) {
+  std::string deep(100'000, '[');
+  deep += std::string(deep.size(), ']');
+  EXPECT_THAT(ParseModelConfig(R"({"num_hidden_layers":)" + deep + "}"),
+              StatusIs(absl::StatusCode::kInvalidArgument,
+                       HasSubstr("num_hidden_layers is deeply nested")));
+}
+
 TEST(ModelConfig, RefusesWhatItDoesNotUnderstandByField) {
   const std::vector<Refused> refused = {
       {R"("layers_block_type":["mamba"])", "layers_block_type is [\"mamba\"]"},
