@@ -27,13 +27,13 @@ void NotifyEnded(const std::vector<std::shared_ptr<WriterClaim>>& claims) {
 }
 
 // Checks what is new of one K or V of a layer: values as values, codes as codes. `seen`: by head.
-absl::Status CheckTensor(const LayerTensor& tensor, const Chunk& chunk, int layer,
-                         const std::vector<HeadAdvance>& heads, const SourceTensor& source,
-                         std::vector<Seen>& seen) {
+absl::Status CheckTensor(const LayerTensor& tensor, const Chunk& chunk, const Chunk::Layer& from,
+                         const std::vector<HeadAdvance>& heads, std::vector<Seen>& seen) {
+  const SourceTensor& source = tensor.side() == Side::kK ? from.k : from.v;
   seen.resize(heads.size());
   if (tensor.model().dim() == 0) return absl::OkStatus();
   for (const HeadAdvance& head : heads) {
-    ValueRange range{.layer = layer,
+    ValueRange range{.layer = from.layer,
                      .side = tensor.side(),
                      .head = head.head,
                      .shard_head = head.shard_head,
@@ -58,7 +58,7 @@ absl::Status CheckTensor(const LayerTensor& tensor, const Chunk& chunk, int laye
     KVT_RETURN_IF_ERROR(check(std::max(head.from, chunk.first_token + source.stored.end), head.to));
   }
   return CheckStoredPages(tensor, source.stored, heads,
-                          {.layer = layer,
+                          {.layer = from.layer,
                            .first_token = chunk.first_token,
                            .saturate_non_finite = chunk.saturate_non_finite},
                           absl::MakeSpan(seen));
@@ -176,8 +176,8 @@ absl::StatusOr<std::vector<Sequence::PlannedLayer>> Sequence::PlanChunk(const Wr
     }
     if (plan.heads.empty()) continue;
     std::vector<Seen> k, v;
-    KVT_RETURN_IF_ERROR(CheckTensor(plan.layer->k, chunk, source.layer, plan.heads, source.k, k));
-    KVT_RETURN_IF_ERROR(CheckTensor(plan.layer->v, chunk, source.layer, plan.heads, source.v, v));
+    KVT_RETURN_IF_ERROR(CheckTensor(plan.layer->k, chunk, source, plan.heads, k));
+    KVT_RETURN_IF_ERROR(CheckTensor(plan.layer->v, chunk, source, plan.heads, v));
     const bool has_v = plan.layer->v.model().dim() > 0;
     for (std::size_t i = 0; i < plan.heads.size(); ++i) {
       const std::int64_t tokens = has_v ? std::min(k[i].tokens, v[i].tokens) : k[i].tokens;

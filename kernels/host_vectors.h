@@ -34,7 +34,8 @@ using Halves = hn::ScalableTag<std::uint16_t>;
 using FloatVector = hn::Vec<Floats>;
 using WordVector = hn::Vec<Words>;
 using HalfVector = hn::Vec<Halves>;
-constexpr int kBlock = static_cast<int>(hn::MaxLanes(Halves()));
+constexpr int kBlock =  // NOLINT(misc-definitions-in-headers): one an instruction set
+    static_cast<int>(hn::MaxLanes(Halves()));
 
 struct FloatBlock {
   FloatVector even, odd;

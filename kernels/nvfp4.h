@@ -28,7 +28,7 @@ KVT_HD float E2m1Value(std::uint32_t code) {
   return FromBits((code & 8u) << 28 | Bits(magnitude < (1u << 23) ? small : normal));
 }
 
-struct Nvfp4Block {
+struct Nvfp4Block {  // NOLINT(cppcoreguidelines-pro-type-member-init): Encode fills it
   static constexpr int kValues = 16;
   static constexpr float kLargest = 6.0f;
 

@@ -44,7 +44,8 @@ class StoreReadScales : public ::testing::Test {
   KvData data_;
 };
 
-ModelRequest Fp8Request(const std::string& format, std::vector<float> k, std::vector<float> v) {
+ModelRequest Fp8Request(const std::string& format, const std::vector<float>& k,
+                        const std::vector<float>& v) {
   ModelRequest request = testing::RequestOf(TwoLayers(), format, 64);
   for (int layer = 0; layer < 2; ++layer) request.scales.push_back({layer, k, v});
   return request;
