@@ -133,7 +133,8 @@ TEST_F(StoredAppend, EveryFieldOfTheHeaderMustBeTheModels) {
       {"tokens", offsetof(PartHeader, tokens), 4},
       {"slice_bytes", offsetof(PartHeader, slice_bytes), 4},
       {"saturated", offsetof(PartHeader, saturated), 8},
-      {"reserved", offsetof(PartHeader, reserved), 16},
+      {"rotation", offsetof(PartHeader, rotation), 1},
+      {"reserved", offsetof(PartHeader, reserved), 15},
   };
   for (const Field& field : fields) {
     for (int i = 0; i < 8; ++i) {
