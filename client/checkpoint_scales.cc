@@ -307,7 +307,7 @@ absl::StatusOr<CheckpointScales> ReadCheckpointScales(const std::string& directo
   Collection found(config);
   for (const std::string& name : files) {
     KVT_ASSIGN_OR_RETURN(const SafetensorsReader file,
-                         SafetensorsReader::Open(directory + "/" + name));
+                         SafetensorsReader::Open(fmt::format("{}/{}", directory, name)));
     KVT_RETURN_IF_ERROR(found.Take(file));
   }
   CheckpointScales scales{.source = NameOf(directory), .layers = {}, .warnings = {}};

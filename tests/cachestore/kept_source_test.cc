@@ -44,7 +44,8 @@ void MakeScalesFinite(KvData& data, int block_bytes) {
   }
 }
 
-ModelRequest RequestFor(ElementType source, const std::string& format, std::vector<float> scale) {
+ModelRequest RequestFor(ElementType source, const std::string& format,
+                        const std::vector<float>& scale) {
   ModelRequest request =
       testing::RequestOf(testing::UniformSpec({.heads = kHeads, .dim = kDim}, source), format, 32);
   if (!scale.empty()) request.scales = {{.layer = 0, .k = scale, .v = scale}};

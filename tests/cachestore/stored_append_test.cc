@@ -43,7 +43,7 @@ const ModelSpec& Spec() {
 
 class StoredAppend : public ::testing::Test {
  protected:
-  const Model& Register(const std::string& format, std::vector<float> scales = {}) {
+  const Model& Register(const std::string& format, const std::vector<float>& scales = {}) {
     data_ = kvtier::testing::MakeKvData(Spec(), kTokens, random_);
     ModelRequest request = testing::RequestOf(Spec(), format, kPage);
     if (!scales.empty()) request.scales = {{.layer = 0, .k = scales, .v = scales}};
