@@ -2,7 +2,6 @@
 // in the same run: data much larger than the cache.
 
 #include <CLI/CLI.hpp>
-#include <algorithm>
 #include <cstdio>
 #include <iostream>
 #include <nlohmann/json.hpp>
@@ -60,16 +59,10 @@ std::vector<Format> Formats(ElementType source) {
   return formats;
 }
 
-double Median(std::vector<double> values) {
-  const auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
-  std::nth_element(values.begin(), middle, values.end());
-  return *middle;
-}
-
 struct Row {
   std::string format;
-  double bits;            // stored bits a value
-  double encode, decode;  // GB of 16-bit data a second of CPU time
+  double bits;  // stored bits a value
+  kernels::CodecSpeed::Speed speed;
 };
 struct Result {
   double copy = 0;  // the same unit
@@ -82,22 +75,13 @@ double StoredBits(const Codec& codec) {
          (dim * kernels::UnitTokens(codec));
 }
 
-// memcpy is timed among the formats, so that it meets the same neighbours on the machine.
 Result Measure(const Options& options) {
   kernels::CodecSpeed speed(options.mib << 20, options.source());
   Result result;
-  std::vector<double> copies;
-  for (const Format& format : Formats(options.source())) {
-    std::vector<double> encodes, decodes;
-    for (int run = 0; run < options.runs; ++run) {
-      copies.push_back(speed.Copy());
-      encodes.push_back(speed.Encode(format.codec));
-      decodes.push_back(speed.Decode(format.codec));
-    }
+  for (const Format& format : Formats(options.source()))
     result.rows.push_back(
-        {format.name, StoredBits(format.codec), Median(encodes), Median(decodes)});
-  }
-  result.copy = Median(copies);
+        {format.name, StoredBits(format.codec), speed.Measure(format.codec, options.runs)});
+  result.copy = speed.copy();
   return result;
 }
 
@@ -111,8 +95,9 @@ void PrintTable(const Result& result, const Options& options) {
   std::printf("%-28s %6.2f %13.2f %8.2f %13.2f %8.2f\n", "memcpy", 16.0, result.copy, 1.0,
               result.copy, 1.0);
   for (const Row& row : result.rows) {
-    std::printf("%-28s %6.2f %13.2f %8.2f %13.2f %8.2f\n", row.format.c_str(), row.bits, row.encode,
-                row.encode / result.copy, row.decode, row.decode / result.copy);
+    std::printf("%-28s %6.2f %13.2f %8.2f %13.2f %8.2f\n", row.format.c_str(), row.bits,
+                row.speed.encode, row.speed.encode / result.copy, row.speed.decode,
+                row.speed.decode / result.copy);
   }
 }
 
@@ -128,10 +113,10 @@ void PrintJson(const Result& result, const Options& options) {
   for (const Row& row : result.rows) {
     json["rows"].push_back({{"format", row.format},
                             {"bits", row.bits},
-                            {"encode_gb_per_s", row.encode},
-                            {"encode_of_memcpy", row.encode / result.copy},
-                            {"decode_gb_per_s", row.decode},
-                            {"decode_of_memcpy", row.decode / result.copy}});
+                            {"encode_gb_per_s", row.speed.encode},
+                            {"encode_of_memcpy", row.speed.encode / result.copy},
+                            {"decode_gb_per_s", row.speed.decode},
+                            {"decode_of_memcpy", row.speed.decode / result.copy}});
   }
   std::cout << json.dump(2) << '\n';
 }

@@ -47,13 +47,17 @@ void Part::FinishHead(int head, Device& device) {
   final_ = true;
 }
 
-bool Part::Verify(int head, Device& device) const {
+std::optional<int> Part::FindDamage(HeadRange heads, Device& device) const {
   std::vector<std::byte> start(static_cast<std::size_t>(layout().header_use()));
   device.Fetch(start.data(), memory_.data(), layout().header_use());
-  return std::memcmp(start.data(), &header_, kPartHeaderBytes) == 0 &&
-         HeaderChecksum(start.data(), layout().header_use()) == header_.checksum &&
-         EntryOf(start.data(), head).checksum ==
-             device.Checksum(SliceAt(head), layout().slice_bytes);
+  if (std::memcmp(start.data(), &header_, kPartHeaderBytes) != 0 ||
+      HeaderChecksum(start.data(), layout().header_use()) != header_.checksum)
+    return heads.first;
+  for (int head = heads.first; head < heads.end; ++head) {
+    const std::uint64_t stored = EntryOf(start.data(), head).checksum;
+    if (device.Checksum(SliceAt(head), layout().slice_bytes) != stored) return head;
+  }
+  return std::nullopt;
 }
 
 }  // namespace kvtier::cachestore

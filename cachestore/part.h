@@ -3,6 +3,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <numeric>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -51,9 +52,9 @@ class Part {
   // The head's slice is full: checksums it, and the header once it was the last head's.
   void FinishHead(int head, Device& device);
 
-  // Whether the header, the entries and the head's slice are still as they were stored. Only for
-  // final parts.
-  bool Verify(int head, Device& device) const;
+  // The first of `heads` whose slice is no longer as it was stored; the first of all where the
+  // header or the entries are not. Only for final parts.
+  std::optional<int> FindDamage(HeadRange heads, Device& device) const;
 
  private:
   void WriteEntry(int head, const HeadEntry& entry, Device& device);

@@ -31,7 +31,7 @@ float Larger(float a, float b) { return std::isnan(a) || a > b ? a : b; }
 // that is stored reads as the largest finite number: it, too, says nothing of the others.
 std::vector<float> ScalesFor(std::vector<float> largest, ElementType type, bool per_tensor) {
   if (per_tensor) largest = {std::accumulate(largest.begin(), largest.end(), 0.0f, Larger)};
-  const float limit = type == ElementType::kE4m3 ? 448.0f : 57344.0f;
+  const float limit = kernels::LargestFp8(type);
   for (float& scale : largest)
     scale = scale > 0 && scale < FLT_MAX ? std::max(scale / limit, FLT_MIN) : 1.0f;
   return largest;
@@ -376,6 +376,7 @@ void SequenceReader::QueueRows(const TensorPins& tensor, int head, kernels::Deco
 
 absl::Status SequenceReader::Verify(TensorPins& tensor, std::int64_t first_token,
                                     std::int64_t tokens) const {
+  const HeadRange heads{pins_.shard.first_head, pins_.shard.EndHeadIn(tensor.model->heads())};
   const int page_tokens = tensor.model->layout.page_tokens;
   const std::int64_t last_page = (first_token + tokens - 1) / page_tokens;
   for (std::int64_t page = first_token / page_tokens; page <= last_page; ++page) {
@@ -383,12 +384,10 @@ absl::Status SequenceReader::Verify(TensorPins& tensor, std::int64_t first_token
     if (index >= tensor.parts.size()) continue;
     TensorPins::PinnedPart& pinned = tensor.parts[index];
     if (!pinned.final || pinned.verified) continue;
-    for (int head = pins_.shard.first_head; head < pins_.shard.EndHeadIn(tensor.model->heads());
-         ++head) {
-      if (pinned.part->Verify(head, *device_)) continue;
-      return Error(
-          Reason::kChecksum,
-          fmt::format("page {} head {} does not have the checksum it was stored with", page, head));
+    if (const std::optional<int> head = pinned.part->FindDamage(heads, *device_)) {
+      return Error(Reason::kChecksum,
+                   fmt::format("page {} head {} does not have the checksum it was stored with",
+                               page, *head));
     }
     pinned.verified = true;
   }

@@ -34,7 +34,7 @@ StoredSpan StoredSpanOf(const TensorPins& tensor, HeadRange heads, std::int64_t 
 std::int64_t StoredBytesOf(const TensorPins& tensor, HeadRange heads, const StoredSpan& span);
 
 // OUT_OF_RANGE unless `token` is a bound of groups, is not codes, or is `committed`. `name` is the
-// tensor, `field` what says the token.
+// tensor.
 absl::Status CheckGroupBound(const TensorPins& tensor, HeadRange heads, std::int64_t token,
                              std::int64_t committed, const std::string& name);
 

@@ -311,8 +311,7 @@ void ReadQuantization(const Fields& fields, ModelConfig& config) {
   if (Fields(*quantization).Find("kv_cache_scheme") == nullptr) return;
   config.notices.emplace_back(
       "quantization_config.kv_cache_scheme is set: engines keep this checkpoint's cache as FP8; "
-      "auto "
-      "is the source dtype here, fp8_e4m3 is what they do");
+      "auto is the source dtype here, fp8_e4m3 is what they do");
 }
 
 }  // namespace

@@ -14,13 +14,12 @@
 #include "cachestore/base/status_macros.h"
 #include "client/safetensors.h"
 #include "client/text_file.h"
+#include "kernels/element.h"
 
 namespace kvtier::client {
 namespace {
 
 using Amax = google::protobuf::RepeatedField<float>;
-
-constexpr double kLargestE4m3 = 448.0;
 
 struct Tensor {
   TensorInfo info;
@@ -90,7 +89,8 @@ absl::StatusOr<std::vector<float>> ScalesFor(const Amax& amax,
   if (!options.per_head && !largest.empty())
     largest = {*std::max_element(largest.begin(), largest.end())};
   for (std::size_t head = 0; head < largest.size(); ++head) {
-    const float scale = static_cast<float>(options.headroom * largest[head] / kLargestE4m3);
+    const float scale =
+        static_cast<float>(options.headroom * largest[head] / kernels::E4m3::kLargest);
     if (!std::isnormal(scale)) {
       const std::string where = options.per_head ? fmt::format("head {}: ", head) : "";
       return absl::FailedPreconditionError(fmt::format("{}amax {}", where, largest[head]));

@@ -74,14 +74,6 @@ std::optional<std::uint64_t> RowBytes(v1::DType dtype, std::uint32_t dim) {
 
 bool IsFp8(v1::DType dtype) { return dtype == v1::DTYPE_FP8_E4M3 || dtype == v1::DTYPE_FP8_E5M2; }
 
-std::uint64_t ChunkBytes(const v1::ReadChunk& chunk) {
-  std::uint64_t bytes = chunk.k().size() + chunk.v().size();
-  for (const auto* parts : {&chunk.k_parts(), &chunk.v_parts()}) {
-    for (const v1::StoredPart& part : *parts) bytes += part.data().size();
-  }
-  return bytes;
-}
-
 absl::Status ReadCheck::Begin(const v1::ReadManifest& manifest, int sequences, bool stored) {
   stored_ = stored;
   if (manifest.sequences_size() != sequences) {

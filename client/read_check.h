@@ -15,8 +15,15 @@ namespace kvtier::client {
 std::optional<std::uint64_t> RowBytes(v1::DType dtype, std::uint32_t dim);
 bool IsFp8(v1::DType dtype);
 
-// Of K, V and parts.
-std::uint64_t ChunkBytes(const v1::ReadChunk& chunk);
+// Of K, V and parts, of a v1::AppendChunk or a v1::ReadChunk.
+template <class Chunk>
+std::uint64_t ChunkBytes(const Chunk& chunk) {
+  std::uint64_t bytes = chunk.k().size() + chunk.v().size();
+  for (const auto* parts : {&chunk.k_parts(), &chunk.v_parts()}) {
+    for (const v1::StoredPart& part : *parts) bytes += part.data().size();
+  }
+  return bytes;
+}
 
 // Holds a read's chunks against its manifest, so that what takes them need not doubt them: layer,
 // tokens and bytes of each, scales of FP8 output, and at the end that nothing is missing. DATA_LOSS

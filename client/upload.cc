@@ -9,6 +9,7 @@
 
 #include "absl/time/clock.h"
 #include "cachestore/base/status_macros.h"
+#include "client/read_check.h"
 
 namespace kvtier::client {
 namespace {
@@ -34,14 +35,6 @@ absl::Status ReadTokens(const KvFile& file, const TensorInfo& tensor, const v1::
   out.resize(chunk.num_tokens() * TokenBytes(tensor));
   return file.file().Read(tensor, chunk.first_token() * TokenBytes(tensor),
                           std::as_writable_bytes(std::span(out)));
-}
-
-std::uint64_t ChunkBytes(const v1::AppendChunk& chunk) {
-  std::uint64_t bytes = chunk.k().size() + chunk.v().size();
-  for (const auto* parts : {&chunk.k_parts(), &chunk.v_parts()}) {
-    for (const v1::StoredPart& part : *parts) bytes += part.data().size();
-  }
-  return bytes;
 }
 
 absl::Status SendLayer(AppendStream& stream, const KvFile& file, std::uint32_t index,

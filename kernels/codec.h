@@ -31,7 +31,7 @@ inline constexpr int kMaxGroup = 1024;
 // KIVI refuses larger magnitudes, so that a group's range always fits its fp16 scale.
 inline constexpr float kKiviLimit = 32752.0f;
 // The same where scale and minimum are E4M3.
-inline constexpr float kKiviE4m3Limit = 448.0f;
+inline constexpr float kKiviE4m3Limit = E4m3::kLargest;
 
 // A codec with its parameters. A head's values are cut into *units* of UnitTokens consecutive
 // tokens; a unit is encoded and decoded as a whole and takes the same bytes whatever it holds, so

@@ -4,6 +4,7 @@
 #include <cstring>
 #include <ctime>
 #include <random>
+#include <utility>
 #include <vector>
 
 #include "kernels/codec_table.h"
@@ -31,6 +32,12 @@ double GigabytesPerSecond(std::size_t bytes, F work) {
   const double start = now();
   work();
   return static_cast<double>(bytes) / 1e9 / (now() - start);
+}
+
+double Median(std::vector<double> values) {
+  const auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
+  std::nth_element(values.begin(), middle, values.end());
+  return *middle;
 }
 
 }  // namespace
@@ -69,6 +76,18 @@ std::size_t CodecSpeed::StoredHeadBytes(const Codec& codec) const {
 double CodecSpeed::Copy() {
   return GigabytesPerSecond(bytes_, [&] { std::memcpy(read_.get(), values_.get(), bytes_); });
 }
+
+CodecSpeed::Speed CodecSpeed::Measure(const Codec& codec, int runs) {
+  std::vector<double> encodes, decodes;
+  for (int run = 0; run < runs; ++run) {
+    copies_.push_back(Copy());
+    encodes.push_back(Encode(codec));
+    decodes.push_back(Decode(codec));
+  }
+  return {Median(std::move(encodes)), Median(std::move(decodes))};
+}
+
+double CodecSpeed::copy() const { return Median(copies_); }
 
 double CodecSpeed::Encode(const Codec& codec) {
   const int dim = DimFor(codec);

@@ -2,6 +2,7 @@
 
 #include <cstddef>
 #include <memory>
+#include <vector>
 
 #include "kernels/codec.h"
 
@@ -14,22 +15,30 @@ class CodecSpeed {
   // Takes three times `bytes` and touches them, so that no page fault is timed. source: 16 bits.
   CodecSpeed(std::size_t bytes, ElementType source);
 
-  // Each runs once over all data. GB of 16-bit data a second of this thread's CPU time: where
-  // others share the machine, their turns do not count.
-  double Copy();
-  double Encode(const Codec& codec);
-  double Decode(const Codec& codec);  // what Encode(codec) stored
+  // GB of 16-bit data a second of this thread's CPU time: where others share the machine, their
+  // turns do not count. The median of `runs` over all data.
+  struct Speed {
+    double encode = 0, decode = 0;
+  };
+  Speed Measure(const Codec& codec, int runs);
+  // Of all runs so far, memcpy's: it is timed among them, so that it meets the same neighbours on
+  // the machine.
+  double copy() const;
 
   // 128, or the least that the codec takes.
   static int DimFor(const Codec& codec);
 
  private:
+  double Copy();
+  double Encode(const Codec& codec);
+  double Decode(const Codec& codec);  // what Encode(codec) stored
   std::size_t HeadBytes(const Codec& codec) const;
   std::size_t StoredHeadBytes(const Codec& codec) const;
 
   const std::size_t bytes_;
   const std::unique_ptr<std::byte[]> values_, stored_, read_;
   const ElementType source_;
+  std::vector<double> copies_;
 };
 
 }  // namespace kvtier::kernels

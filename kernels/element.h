@@ -74,6 +74,11 @@ constexpr bool IsFp8(ElementType type) {
   return type == ElementType::kE4m3 || type == ElementType::kE5m2;
 }
 
+// The largest finite value of an FP8 type.
+constexpr float LargestFp8(ElementType type) {
+  return type == ElementType::kE4m3 ? E4m3::kLargest : E5m2::kLargest;
+}
+
 constexpr bool IsBlocks(ElementType type) {
   return type == ElementType::kQ8 || type == ElementType::kQ4;
 }

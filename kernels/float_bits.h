@@ -15,12 +15,13 @@ struct Bf16 {
 struct Fp16 {
   std::uint16_t bits;
 };
-// OCP E4M3FN: bias 7, largest 448, NaN 0x7F and 0xFF, no infinity. OCP E5M2: bias 15, largest
-// 57,344.
+// OCP E4M3FN: bias 7, NaN 0x7F and 0xFF, no infinity. OCP E5M2: bias 15. kLargest: finite value.
 struct E4m3 {
+  static constexpr float kLargest = 448.0f;
   std::uint8_t bits;
 };
 struct E5m2 {
+  static constexpr float kLargest = 57344.0f;
   std::uint8_t bits;
 };
 static_assert(sizeof(Bf16) == 2 && sizeof(Fp16) == 2 && sizeof(E4m3) == 1 && sizeof(E5m2) == 1);

@@ -8,10 +8,10 @@
 // the page's tokens are all there. A unit is [page_tokens][dim] codes of x / scale, then the scale.
 namespace kvtier::kernels {
 
-// amax / 448, so that nothing saturates; a normal number always.
+// amax / E4m3::kLargest, so that nothing saturates; a normal number always.
 KVT_HD float Fp8PageScale(float largest) {
   constexpr std::uint32_t kSmallestNormal = 0x00800000u;
-  const std::uint32_t scale = Bits(largest == 0.0f ? 1.0f : largest / 448.0f);
+  const std::uint32_t scale = Bits(largest == 0.0f ? 1.0f : largest / E4m3::kLargest);
   return FromBits(scale > kSmallestNormal ? scale : kSmallestNormal);
 }
 

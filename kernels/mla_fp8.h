@@ -20,7 +20,7 @@ struct MlaFp8 {
   static constexpr int kCodeBytes = kLatent + 2 * kRope;
 
   KVT_HD static float TileScale(float largest) {
-    const float measured = largest / 448.0f;
+    const float measured = largest / E4m3::kLargest;
     const std::uint32_t bits = Bits(measured > 1e-4f ? measured : 1e-4f);
     return FromBits((bits + 0x7fffffu) & 0x7f800000u);
   }

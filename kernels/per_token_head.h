@@ -24,7 +24,7 @@ struct Int8PerTokenHead {
 
 struct Fp8PerTokenHead {
   using Code = E4m3;
-  static constexpr float kLargest = 448.0f;
+  static constexpr float kLargest = E4m3::kLargest;
 
   KVT_HD static Code Encode(float y) { return FromFloat<E4m3>(y); }
   KVT_HD static float Decode(Code code) { return ToFloat(code); }

@@ -197,8 +197,7 @@ void AddNotices(const Format& format, Model& model) {
   if (nvfp4 && model.unit_scale_layers > 0) {
     model.notices.push_back(
         "nvfp4 at scale 1.0 loses blocks of 16 channels whose largest magnitude is below 0.006, "
-        "and "
-        "saturates above 2,688: give calibrated scales");
+        "and saturates above 2,688: give calibrated scales");
   }
 }
 

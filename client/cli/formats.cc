@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "cachestore/model/plan.h"
@@ -32,9 +33,7 @@ struct FormatsFlags {
   bool bench = false;
 };
 
-struct Speed {
-  double encode = 0, decode = 0;  // GB of 16-bit data a second
-};
+using Speed = kernels::CodecSpeed::Speed;
 
 struct Row {
   std::string name;
@@ -47,9 +46,9 @@ struct Row {
 };
 
 // What a layer of 8 KV heads takes of a sequence, in bits an element.
-std::vector<double> BitsPerElement(const std::string& name, int head_dim) {
+std::vector<double> BitsPerElement(const std::string& name, const Codec& k, int head_dim) {
   cachestore::LayerSpec layer{.kv_heads = kKvHeads, .k_head_dim = head_dim, .v_head_dim = head_dim};
-  if (head_dim > kPageTokens)
+  if (k.id == kernels::CodecId::kMlaFp8)
     layer = {.kind = cachestore::LayerKind::kMla, .kv_heads = 1, .k_head_dim = head_dim};
   cachestore::ModelRequest request;
   request.spec = {.name = "formats", .revision = "", .layers = {layer}};
@@ -74,39 +73,23 @@ std::vector<Row> Rows() {
             .k = cachestore::KFormat(format, source, kPageTokens).codec,
             .v = cachestore::VFormat(format, source, kPageTokens).codec};
     row.head_dim = kernels::CodecSpeed::DimFor(row.k);
-    row.bits = BitsPerElement(name, row.head_dim);
+    row.bits = BitsPerElement(name, row.k, row.head_dim);
     rows.push_back(std::move(row));
   }
   return rows;
-}
-
-double Median(std::vector<double> values) {
-  std::sort(values.begin(), values.end());
-  return values[values.size() / 2];
-}
-
-Speed Measure(kernels::CodecSpeed& speed, const Codec& codec) {
-  std::vector<double> encodes, decodes;
-  for (int run = 0; run < kBenchRuns; ++run) {
-    encodes.push_back(speed.Encode(codec));
-    decodes.push_back(speed.Decode(codec));
-  }
-  return {Median(encodes), Median(decodes)};
 }
 
 // Fills in the rows' speeds; returns memcpy's.
 double Bench(Terminal& terminal, std::vector<Row>& rows) {
   kernels::CodecSpeed speed(kBenchBytes, kernels::ElementType::kBf16);
   Progress progress(terminal, "measuring", false);
-  std::vector<double> copies;
   std::uint64_t done = 0;
   for (Row& row : rows) {
-    copies.push_back(speed.Copy());
-    row.k_speed = Measure(speed, row.k);
-    row.v_speed = row.one_codec() ? row.k_speed : Measure(speed, row.v);
+    row.k_speed = speed.Measure(row.k, kBenchRuns);
+    row.v_speed = row.one_codec() ? row.k_speed : speed.Measure(row.v, kBenchRuns);
     progress.Update(++done * kBenchBytes, rows.size() * kBenchBytes);
   }
-  return Median(copies);
+  return speed.copy();
 }
 
 std::string BothSides(const Row& row, const std::string& k, const std::string& v) {
@@ -197,12 +180,10 @@ std::string ToText(const std::vector<Row>& rows) {
   }
   return bits.ToString() +
          "\nbits an element of a bf16 cache with 8 KV heads of 128 channels (fp8_ds_mla: 576 "
-         "latent), everything "
-         "included\n\n" +
+         "latent), everything included\n\n" +
          codecs.ToString() +
          "\noptions: fp8_e4m3(scale=page), kivi2(scales=fp8_e4m3), and k_rotation=hadamard on "
-         "most; "
-         "kivi(k_bits,v_bits,group_size,residual_tokens)\n";
+         "most; kivi(k_bits,v_bits,group_size,residual_tokens)\n";
 }
 
 int RunFormats(const Session& session, const FormatsFlags& flags) {

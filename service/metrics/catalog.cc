@@ -126,8 +126,7 @@ std::vector<MetricRow> MakeCatalog() {  // NOLINT(readability-function-size): a 
        PerModel<&ModelFigures::unit_scale_layers>},
       {kGauge, "kvtier_fp8_range_used_ratio", model_side,
        "The largest magnitude of K or V received over the largest that its FP8 scale reaches, of "
-       "the "
-       "KV head where that is most; above 1 values saturated. 0 without FP8 layers.",
+       "the KV head where that is most; above 1 values saturated. 0 without FP8 layers.",
        RangeUsed},
 
       {kCounter, "kvtier_append_bytes_total", model, "Source bytes of K and V taken in.",

@@ -40,12 +40,10 @@ void Add(const cachestore::Model& model, const cachestore::ModelTotals& totals, 
   figures.saturated_values += totals.saturated_values;
 }
 
-// The types' largest finite values are exact in fp32.
 double RangeUsed(const cachestore::TensorModel& tensor, std::size_t head, float amax) {
-  if (tensor.layout.codec.id != kernels::CodecId::kFp8) return 0;
-  const double largest =
-      tensor.layout.codec.element == kernels::ElementType::kE4m3 ? 448.0 : 57344.0;
-  return amax / (largest * tensor.scales[head]);
+  const kernels::Codec& codec = tensor.layout.codec;
+  if (codec.id != kernels::CodecId::kFp8) return 0;
+  return amax / (double{kernels::LargestFp8(codec.element)} * tensor.scales[head]);
 }
 
 void AddRanges(const cachestore::ModelEntry& entry, ModelFigures& figures) {

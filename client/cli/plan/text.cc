@@ -134,8 +134,7 @@ std::string FitsTable(const PlanFigures& plan) {
                   fmt::format("{:.2f}x", fits.capacity.concurrency)});
   }
   return Folded(fmt::format("what {} hold: the longest context of {}, or so many requests of {}; "
-                            "KV cache size and "
-                            "concurrency as kvtierd's capacity line says them",
+                            "KV cache size and concurrency as kvtierd's capacity line says them",
                             Size(flags.memory), Plural(flags.requests, "request"),
                             Plural(flags.tokens, "token"))) +
          "\n" + table.ToString();
