@@ -23,10 +23,6 @@ KVT_HD void Hadamard(float* x, int dim) {
   }
 }
 
-struct PlainHadamard {
-  KVT_HD void operator()(float* x, int dim) const { Hadamard(x, dim); }
-};
-
 // The factor that makes it its own inverse and keeps the products of rows: q.k is that of the
 // rotated q and k.
 KVT_HD float RotationFactor(int dim) {
@@ -36,11 +32,10 @@ KVT_HD float RotationFactor(int dim) {
   return left == 2 ? factor * 0.70710678f : factor;
 }
 
-// In place. `transform` does what Hadamard does.
-template <class Transform = PlainHadamard>
-KVT_HD void RotateRow(float* x, int dim, Transform transform = {}) {
+// In place.
+KVT_HD void RotateRow(float* x, int dim) {
   const float factor = RotationFactor(dim);
-  transform(x, dim);
+  Hadamard(x, dim);
   for (int i = 0; i < dim; ++i) x[i] *= factor;
 }
 

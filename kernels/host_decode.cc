@@ -41,10 +41,19 @@ std::uint64_t DecodeRows(const DecodeRun& run, F decode) {
   std::uint64_t saturated = 0;
   for (std::int64_t row = 0; row < run.tokens; ++row) {
     decode(run.first_token + row, values);
-    if (run.codec.rotation == Rotation::kHadamard) RotateRow(values, run.dim, HostHadamard());
+    if (run.codec.rotation == Rotation::kHadamard) RotateRow(values, run.dim);
     saturated += StoreValues(run, values, row);
   }
   return saturated;
+}
+
+// The same for codecs whose unit is one token: `decode(unit, values)`.
+template <class F>
+std::uint64_t DecodeUnitRows(const DecodeRun& run, F decode) {
+  const auto* units = reinterpret_cast<const std::uint8_t*>(run.in);
+  const std::int64_t bytes = UnitSizeOf(run.codec, run.dim).total();
+  return DecodeRows(
+      run, [&](std::int64_t token, float* values) { decode(units + token * bytes, values); });
 }
 
 bool IsByteCopy(const DecodeRun& run) {
@@ -77,45 +86,34 @@ std::uint64_t DecodeElements(const DecodeRun& run) {
 
 template <class Kind>
 std::uint64_t DecodePerTokenHead(const DecodeRun& run) {
-  const auto* rows = reinterpret_cast<const std::uint8_t*>(run.in);
-  const std::int64_t bytes = UnitSizeOf(run.codec, run.dim).total();
-  return DecodeRows(run, [&](std::int64_t token, float* values) {
-    DecodePerTokenHeadRow<Kind>(rows + token * bytes, run.dim, values);
+  return DecodeUnitRows(run, [&](const std::uint8_t* row, float* values) {
+    DecodePerTokenHeadRow<Kind>(row, run.dim, values);
   });
 }
 
 template <class Block>
 std::uint64_t DecodeBlocks(const DecodeRun& run) {
-  const auto* rows = reinterpret_cast<const std::uint8_t*>(run.in);
-  const std::int64_t bytes = UnitSizeOf(run.codec, run.dim).total();
-  return DecodeRows(run, [&](std::int64_t token, float* values) {
+  return DecodeUnitRows(run, [&](const std::uint8_t* row, float* values) {
     for (int block = 0; block < run.dim / kLlamaBlock; ++block)
-      Block::Decode(rows + token * bytes + block * Block::kBytes, values + block * kLlamaBlock);
+      Block::Decode(row + block * Block::kBytes, values + block * kLlamaBlock);
   });
 }
 
 std::uint64_t DecodeNvfp4(const DecodeRun& run) {
-  const auto* rows = reinterpret_cast<const std::uint8_t*>(run.in);
-  const std::int64_t bytes = UnitSizeOf(run.codec, run.dim).total();
-  return DecodeRows(run, [&](std::int64_t token, float* values) {
-    DecodeNvfp4Row(rows + token * bytes, run.dim, run.scale, values);
+  return DecodeUnitRows(run, [&](const std::uint8_t* row, float* values) {
+    DecodeNvfp4Row(row, run.dim, run.scale, values);
   });
 }
 
 std::uint64_t DecodeInt4(const DecodeRun& run) {
-  const auto* rows = reinterpret_cast<const std::uint8_t*>(run.in);
-  const std::int64_t bytes = UnitSizeOf(run.codec, run.dim).total();
-  return DecodeRows(run, [&](std::int64_t token, float* values) {
-    Int4PerTokenHead::Decode(rows + token * bytes, run.dim, values);
+  return DecodeUnitRows(run, [&](const std::uint8_t* row, float* values) {
+    Int4PerTokenHead::Decode(row, run.dim, values);
   });
 }
 
 std::uint64_t DecodeMla(const DecodeRun& run) {
-  const auto* rows = reinterpret_cast<const std::uint8_t*>(run.in);
-  const std::int64_t bytes = UnitSizeOf(run.codec, run.dim).total();
-  return DecodeRows(run, [&](std::int64_t token, float* values) {
-    MlaFp8::Decode(rows + token * bytes, values);
-  });
+  return DecodeUnitRows(
+      run, [&](const std::uint8_t* row, float* values) { MlaFp8::Decode(row, values); });
 }
 
 std::uint64_t DecodeFp8Page(const DecodeRun& run) {
@@ -216,7 +214,7 @@ std::uint64_t DecodePlainly(const DecodeRun& run) {
 }
 
 std::uint64_t Decode(const DecodeRun& run) {
-  if (run.dim == 0) return 0;  // the V of MLA
+  if (run.dim == 0 || run.tokens == 0) return 0;  // the V of MLA; a head without a whole unit
   if (IsByteCopy(run)) return CopyRows(run);
   if (IsBlocks(run.out.type)) std::abort();  // only what is stored in blocks is read in them
 #if KVT_VECTORS

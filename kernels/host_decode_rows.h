@@ -9,17 +9,18 @@
 #define KVT_HOST_DECODE_ROWS
 #endif
 
-#include <algorithm>
 #include <cstdint>
 #include <cstring>
 #include <type_traits>
 
 #include "kernels/codec_run.h"
 #include "kernels/codec_table.h"
-#include "kernels/hadamard.h"
+#include "kernels/host_decode_kivi.h"
+#include "kernels/host_hadamard.h"
 #include "kernels/host_vectors.h"
 #include "kernels/int4_per_token_head.h"
 #include "kernels/llama_block.h"
+#include "kernels/mla_fp8.h"
 #include "kernels/nvfp4.h"
 #include "kernels/row.h"
 
@@ -27,44 +28,11 @@ HWY_BEFORE_NAMESPACE();
 namespace kvtier::kernels::HWY_NAMESPACE {
 namespace {
 
-// KIVI's scales or minima, at any address.
-inline void LoadScales(const std::byte* stored, int count, ElementType type, float* out) {
-  if (type == ElementType::kE4m3) {
-    for (int i = 0; i < count; ++i) out[i] = ToFloat(E4m3{static_cast<std::uint8_t>(stored[i])});
-    return;
-  }
-  for (int i = 0; i < count; ++i) {
-    Fp16 x{};
-    std::memcpy(&x, stored + 2 * i, sizeof x);
-    out[i] = ToFloat(x);
-  }
-}
-
-// The inverse of the encoder's PackCodes.
-template <int kBits>
-void UnpackCodes(const std::uint8_t* packed, int bytes, std::uint8_t* codes) {
-  if constexpr (kBits == 8) {
-    std::memcpy(codes, packed, static_cast<std::size_t>(bytes));
-  } else {
-    using Word = std::conditional_t<kBits == 2, std::uint32_t, std::uint16_t>;
-    constexpr std::uint32_t kMask = kBits == 2 ? 0x03030303u : 0x0f0fu;
-    for (int i = 0; i < bytes; ++i) {
-      std::uint32_t bits = packed[i];
-      if constexpr (kBits == 2) bits |= bits << 12;
-      bits |= bits << (8 - kBits);
-      const auto word = static_cast<Word>(bits & kMask);
-      std::memcpy(codes + i * static_cast<int>(sizeof word), &word, sizeof word);
-    }
-  }
-}
-
 #if KVT_VECTORS
 
 // Each kind of row below has
 //   float Open(token): looks at a row; no value will lie above what this returns;
 //   FloatBlock Block(c): its values from channel c on.
-
-HWY_INLINE FloatBlock Product(FloatBlock a, FloatVector by) { return {a.even * by, a.odd * by}; }
 
 HWY_INLINE FloatBlock SignedBytes(const std::uint8_t* codes) {
   const hn::Rebind<std::int8_t, Halves> bytes;
@@ -76,19 +44,37 @@ HWY_INLINE FloatBlock SignedBytes(const std::uint8_t* codes) {
           hn::ConvertTo(Floats(), hn::ShiftRight<16>(both))};
 }
 
+// E4M3 codes, no NaN among them, as 16-bit floats: a normal code's bits, moved, and `bias`; the
+// values of the eight others are looked up in `small`.
+template <int kMantissa>
+HWY_INLINE HalfVector E4m3ToHalves(const std::uint8_t* codes, const std::uint16_t* small,
+                                   std::uint16_t bias) {
+  const Halves d;
+  const hn::Repartition<std::uint8_t, Halves> bytes;
+  const HalfVector code = LoadBytes(codes);
+  const HalfVector magnitude = code & hn::Set(d, 0x7f);
+  const HalfVector normal = hn::ShiftLeft<kMantissa - 3>(magnitude) + hn::Set(d, bias);
+  const HalfVector indices = magnitude * hn::Set(d, 0x0202) + hn::Set(d, 0x0100);
+  const auto table = hn::BitCast(bytes, hn::LoadDup128(d, small));
+  const HalfVector looked_up =
+      hn::BitCast(d, hn::TableLookupBytes(table, hn::BitCast(bytes, indices)));
+  const hn::RebindToSigned<Halves> sd;
+  const auto is_small = hn::Lt(hn::BitCast(sd, magnitude), hn::Set(sd, 8));
+  const HalfVector value = hn::IfThenElse(hn::RebindMask(d, is_small), looked_up, normal);
+  return value | hn::ShiftLeft<8>(hn::AndNot(hn::Set(d, 0x7f), code));
+}
+
 template <class T>
 HWY_INLINE FloatBlock LoadElements(const T* x) {
   return Load(x);
 }
-HWY_INLINE FloatVector WithSign(FloatVector magnitude, WordVector code) {
-  return FloatOf(BitsOf(magnitude) | hn::ShiftLeft<24>(code & Word(0x80u)));
-}
 template <>
 HWY_INLINE FloatBlock LoadElements(const E4m3* x) {
-  const HalfVector codes = LoadBytes(reinterpret_cast<const std::uint8_t*>(x));
-  const WordBlock all = Split(codes), magnitude = Split(codes & hn::Set(Halves(), 0x7f));
-  return {WithSign(E4m3ToFloat(magnitude.even), all.even),
-          WithSign(E4m3ToFloat(magnitude.odd), all.odd)};
+  // As bf16: 0 to 7 times 2^-9, and what lies between the bits of 2^-6 and its code's.
+  alignas(16) static constexpr std::uint16_t kSmall[8] = {0x0000, 0x3b00, 0x3b80, 0x3bc0,
+                                                          0x3c00, 0x3c20, 0x3c40, 0x3c60};
+  const auto* codes = reinterpret_cast<const std::uint8_t*>(x);
+  return Bf16ToFloat(E4m3ToHalves<7>(codes, kSmall, 0x3c00));
 }
 template <>
 HWY_INLINE FloatBlock LoadElements(const E5m2* x) {
@@ -100,18 +86,19 @@ HWY_INLINE FloatBlock LoadElements(const E5m2* x) {
 template <class T>
 struct ElementRow {
   const DecodeRun& run;
+  const std::int64_t unit_bytes = UnitSizeOf(run.codec, run.dim).total();
+  const std::int64_t unit_tokens = UnitTokens(run.codec);
   const T* x = nullptr;
   float scale = 1.0f;
 
   HWY_INLINE float Open(std::int64_t token) {
-    const std::int64_t bytes = UnitSizeOf(run.codec, run.dim).total();
-    const std::int64_t tokens = UnitTokens(run.codec);
-    const std::byte* unit = run.in + token / tokens * bytes;
-    x = reinterpret_cast<const T*>(unit) + token % tokens * run.dim;
+    const std::int64_t at = unit_tokens == 1 ? token : token / unit_tokens;
+    const std::byte* unit = run.in + at * unit_bytes;
+    x = reinterpret_cast<const T*>(unit) + (token - at * unit_tokens) * run.dim;
     if (run.codec.id == CodecId::kFp8) {
       scale = run.scale;
     } else if (run.codec.id != CodecId::kRaw) {
-      std::memcpy(&scale, unit + tokens * run.dim, sizeof scale);
+      std::memcpy(&scale, unit + unit_tokens * run.dim, sizeof scale);
     }
     return Integer<T>::Value(LargestMagnitudeOf(x, run.dim)) * scale;
   }
@@ -190,101 +177,57 @@ struct Nvfp4Row {
   }
 };
 
-template <int kBits>
-HWY_INLINE FloatBlock KiviBlock(HalfVector codes, FloatBlock scale, FloatBlock minimum) {
-  const WordBlock words = Split(codes & hn::Set(Halves(), (1 << kBits) - 1));
-  const auto value = [](WordVector code, FloatVector by, FloatVector from) {
-    return hn::ConvertTo(Floats(), hn::BitCast(SignedWords(), code)) * by + from;
-  };
-  return {value(words.even, scale.even, minimum.even), value(words.odd, scale.odd, minimum.odd)};
-}
-
-template <int kBits>
-struct KiviChannelRow {
+// MlaFp8::Decode.
+struct MlaRow {
   const DecodeRun& run;
-  std::int64_t loaded = -1;
-  float largest = 0.0f;
-  const std::uint8_t* codes = nullptr;
-  int shift = 0;
-  float scales[kMaxHeadDim] = {}, minima[kMaxHeadDim] = {};
+  const std::uint8_t* row = nullptr;
+  float scales[MlaFp8::kTiles] = {};
+  Bf16 rope[MlaFp8::kRope] = {};
 
-  void LoadUnit(std::int64_t unit) {
-    const std::byte* stored = run.in + unit * UnitSizeOf(run.codec, run.dim).total() +
-                              std::int64_t{run.codec.group} * kBits / 8 * run.dim;
-    LoadScales(stored, run.dim, run.codec.element, scales);
-    LoadScales(stored + ElementBytes(run.codec.element) * run.dim, run.dim, run.codec.element,
-               minima);
-    const float scale = Integer<float>::Value(LargestMagnitudeOf(scales, run.dim));
-    const float minimum = Integer<float>::Value(LargestMagnitudeOf(minima, run.dim));
-    largest = static_cast<float>((1 << kBits) - 1) * scale + minimum;
-    for (int c = 0; c < run.dim; c += kBlock) {
-      StoreInBlockOrder(Load(scales + c), scales + c);
-      StoreInBlockOrder(Load(minima + c), minima + c);
-    }
-    loaded = unit;
-  }
-  HWY_INLINE float Open(std::int64_t token) {
-    constexpr int kPerByte = 8 / kBits;
-    const std::int64_t unit = token / run.codec.group;
-    if (unit != loaded) LoadUnit(unit);
-    const auto in_unit = static_cast<int>(token % run.codec.group);
-    codes = reinterpret_cast<const std::uint8_t*>(run.in) +
-            unit * UnitSizeOf(run.codec, run.dim).total() +
-            std::int64_t{in_unit / kPerByte} * run.dim;
-    shift = in_unit % kPerByte * kBits;
-    return largest;
+  float Open(std::int64_t token) {
+    constexpr int kBytes = MlaFp8::kCodeBytes + MlaFp8::kScaleBytes;
+    row = reinterpret_cast<const std::uint8_t*>(run.in) + token * kBytes;
+    std::memcpy(scales, row + MlaFp8::kLatent, sizeof scales);
+    std::memcpy(rope, row + MlaFp8::kLatent + MlaFp8::kScaleBytes, sizeof rope);
+    const auto* latent = reinterpret_cast<const E4m3*>(row);
+    // A sum, so that a NaN in any of them shows.
+    return Integer<E4m3>::Value(LargestMagnitudeOf(latent, MlaFp8::kLatent)) *
+               Integer<float>::Value(LargestMagnitudeOf(scales, MlaFp8::kTiles)) +
+           Integer<Bf16>::Value(LargestMagnitudeOf(rope, MlaFp8::kRope));
   }
   HWY_INLINE FloatBlock Block(int c) const {
-    return KiviBlock<kBits>(hn::ShiftRightSame(LoadBytes(codes + c), shift),
-                            LoadInBlockOrder(scales + c), LoadInBlockOrder(minima + c));
-  }
-};
-
-// Groups of whole blocks.
-template <int kBits>
-struct KiviTokenRow {
-  const DecodeRun& run;
-  std::uint8_t codes[kMaxHeadDim] = {};
-  float stored[2 * kMaxHeadDim] = {};  // scales, then minima
-
-  HWY_INLINE float Open(std::int64_t token) {
-    const int groups = run.dim / run.codec.group, bytes = run.dim * kBits / 8;
-    const std::byte* row = run.in + token * UnitSizeOf(run.codec, run.dim).total();
-    UnpackCodes<kBits>(reinterpret_cast<const std::uint8_t*>(row), bytes, codes);
-    LoadScales(row + bytes, 2 * groups, run.codec.element, stored);
-    return static_cast<float>(1 << kBits) *
-           Integer<float>::Value(LargestMagnitudeOf(stored, 2 * groups));
-  }
-  HWY_INLINE FloatBlock Block(int c) const {
-    const int g = c / run.codec.group;
-    const FloatVector scale = Float(stored[g]);
-    const FloatVector minimum = Float(stored[run.dim / run.codec.group + g]);
-    return KiviBlock<kBits>(LoadBytes(codes + c), {scale, scale}, {minimum, minimum});
+    if (c >= MlaFp8::kLatent) return Load(rope + c - MlaFp8::kLatent);
+    return Product(LoadElements(reinterpret_cast<const E4m3*>(row + c)),
+                   Float(scales[c / MlaFp8::kTile]));
   }
 };
 
 // Int4PerTokenHead::Decode.
 struct Int4Row {
   const DecodeRun& run;
+  const FloatVector factor = Float(1.0f / static_cast<float>(HadamardBlock(run.dim)));
   float values[kMaxHeadDim] = {};
 
   float Open(std::int64_t token) {
     const hn::Rebind<std::uint8_t, Words> bytes;
     const int dim = run.dim;
     const auto* row = reinterpret_cast<const std::uint8_t*>(run.in) + token * (dim / 2 + 4);
-    const Int4PerTokenHead::Scaling scaling(row + dim / 2);
+    const auto scaling = Int4PerTokenHead::Scaling::Load(row + dim / 2);
     const auto value = [zero = hn::Set(SignedWords(), scaling.zero_point),
                         scale = Float(scaling.scale)](WordVector code) {
       return hn::ConvertTo(Floats(), hn::BitCast(SignedWords(), code) - zero) * scale;
     };
     for (int c = 0; c < dim; c += kBlock) {
       const WordVector both = hn::PromoteTo(Words(), hn::LoadU(bytes, row + c / 2));
-      Store(FloatBlock{value(both & Word(15u)), value(hn::ShiftRight<4>(both))}, values + c);
+      const FloatBlock x = {value(both & Word(15u)), value(hn::ShiftRight<4>(both))};
+      StoreInBlockOrder(HadamardInBlock(x), values + c);
     }
-    Int4PerTokenHead::RotateBack(values, dim, HostHadamard());
-    return Integer<float>::Value(LargestMagnitudeOf(values, dim));
+    HadamardOfBlocks(values, dim);
+    return Integer<float>::Value(LargestMagnitudeOf(values, dim)) * hn::GetLane(factor);
   }
-  HWY_INLINE FloatBlock Block(int c) const { return Load(values + c); }
+  HWY_INLINE FloatBlock Block(int c) const {
+    return WithRotationSigns(Product(LoadInBlockOrder(values + c), factor), c);
+  }
 };
 
 // A row that was rotated before it was encoded.
@@ -292,20 +235,21 @@ template <class Row>
 struct RotatedRow {
   const DecodeRun& run;
   Row row;
+  const FloatVector factor = Float(RotationFactor(run.dim));
   float values[kMaxHeadDim] = {};
 
   float Open(std::int64_t token) {
     const float largest = row.Open(token);
     if (!IsFinite(largest)) return largest;
-    for (int c = 0; c < run.dim; c += kBlock) Store(row.Block(c), values + c);
-    RotateRow(values, run.dim, HostHadamard());
-    return Integer<float>::Value(LargestMagnitudeOf(values, run.dim));
+    for (int c = 0; c < run.dim; c += kBlock)
+      StoreInBlockOrder(HadamardInBlock(row.Block(c)), values + c);
+    HadamardOfBlocks(values, run.dim);
+    return Integer<float>::Value(LargestMagnitudeOf(values, run.dim)) * hn::GetLane(factor);
   }
-  HWY_INLINE FloatBlock Block(int c) const { return Load(values + c); }
+  HWY_INLINE FloatBlock Block(int c) const { return Product(LoadInBlockOrder(values + c), factor); }
 };
 
-// E4M3 times a power of two, as 16-bit floats: a normal code's bits, moved, and an exponent; the
-// values of the eight others are looked up.
+// E4M3 times a power of two, as 16-bit floats without a multiplication.
 template <class Out>
 struct ShiftedE4m3 {
   static constexpr int kMantissa = std::is_same_v<Out, Bf16> ? 7 : 10;
@@ -324,19 +268,7 @@ struct ShiftedE4m3 {
     fits = (Bits(scale) & 0x7fffffu) == 0 && normal >= (1 << kMantissa);
   }
   HWY_INLINE void Store(const std::uint8_t* codes, Out* out) const {
-    const Halves d;
-    const hn::Repartition<std::uint8_t, Halves> bytes;
-    const HalfVector code = LoadBytes(codes);
-    const HalfVector magnitude = code & hn::Set(d, 0x7f);
-    const HalfVector normal = hn::ShiftLeft<kMantissa - 3>(magnitude) + hn::Set(d, bias);
-    const HalfVector indices = magnitude * hn::Set(d, 0x0202) + hn::Set(d, 0x0100);
-    const auto table = hn::BitCast(bytes, hn::LoadDup128(d, small));
-    const HalfVector looked_up =
-        hn::BitCast(d, hn::TableLookupBytes(table, hn::BitCast(bytes, indices)));
-    const hn::RebindToSigned<Halves> sd;
-    const auto is_small = hn::Lt(hn::BitCast(sd, magnitude), hn::Set(sd, 8));
-    const HalfVector value = hn::IfThenElse(hn::RebindMask(d, is_small), looked_up, normal);
-    hn::StoreU(value | hn::ShiftLeft<8>(hn::AndNot(hn::Set(d, 0x7f), code)), d,
+    hn::StoreU(E4m3ToHalves<kMantissa>(codes, small, bias), Halves(),
                reinterpret_cast<std::uint16_t*>(out));
   }
 };
@@ -366,8 +298,7 @@ std::uint64_t DecodeRowsTo(const DecodeRun& run, Row& row, Plain plain) {
 }
 
 template <class Out, class Plain>
-std::uint64_t DecodeShiftedE4m3(const DecodeRun& run, const ShiftedE4m3<Out>& shifted,
-                                Plain plain) {
+std::uint64_t DecodeShiftedE4m3(const DecodeRun& run, ShiftedE4m3<Out> shifted, Plain plain) {
   std::uint64_t saturated = 0;
   for (std::int64_t i = 0; i < run.tokens; ++i) {
     const std::byte* row = run.in + (run.first_token + i) * run.dim;
@@ -410,7 +341,6 @@ std::uint64_t DecodeKiviBlocks(const DecodeRun& run, Plain plain) {
 
 inline bool TakesBlocks(const DecodeRun& run) {
   return run.dim % kBlock == 0 && ElementBytes(run.out.type) > 1 &&
-         run.codec.id != CodecId::kMlaFp8 &&
          (run.codec.id != CodecId::kKiviToken || run.codec.group % kBlock == 0);
 }
 
@@ -445,6 +375,8 @@ std::uint64_t DecodeByBlocks(const DecodeRun& run, Plain plain) {
       return DecodeKiviBlocks<KiviTokenRow>(run, plain);
     case CodecId::kInt4PerTokenHead:
       return DecodeBlocks(run, Int4Row{run}, plain);
+    case CodecId::kMlaFp8:
+      return DecodeBlocks(run, MlaRow{run}, plain);
     case CodecId::kFp8:
       if (run.codec.element == ElementType::kE4m3) return DecodeE4m3Blocks(run, plain);
       return DecodeBlocks(run, ElementRow<E5m2>{run}, plain);
@@ -452,11 +384,9 @@ std::uint64_t DecodeByBlocks(const DecodeRun& run, Plain plain) {
     case CodecId::kFp8Page:
       return DecodeBlocks(run, ElementRow<E4m3>{run}, plain);
     default:
-      return run.codec.element == ElementType::kBf16
-                 ? DecodeBlocks(run, ElementRow<Bf16>{run}, plain)
-                 : (run.codec.element == ElementType::kFp16
-                        ? DecodeBlocks(run, ElementRow<Fp16>{run}, plain)
-                        : DecodeBlocks(run, ElementRow<float>{run}, plain));
+      return VisitElement(run.codec.element, [&](auto element) {
+        return DecodeBlocks(run, ElementRow<decltype(element)>{run}, plain);
+      });
   }
 }
 

@@ -1,5 +1,5 @@
 // Compiled once per instruction set: this file includes itself. Loops are plain where the compiler
-// makes good vectors of them; the others are in host_encode_rows.h, for rows of whole vectors.
+// makes good vectors of them; for rows of whole vectors the others are in host_encode_*.h.
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/host_encode.cc"
 #include <hwy/foreach_target.h>
@@ -16,8 +16,10 @@
 #include "kernels/fp8_page.h"
 #include "kernels/hadamard.h"
 #include "kernels/host_codec.h"
+#include "kernels/host_encode_four_bits.h"
 #include "kernels/host_encode_kivi.h"
 #include "kernels/host_encode_rows.h"
+#include "kernels/host_hadamard.h"
 #include "kernels/host_target.h"
 #include "kernels/int4_per_token_head.h"
 #include "kernels/llama_block.h"
@@ -32,12 +34,6 @@ namespace {
 
 const std::byte* RowData(const EncodeRun& run, std::int64_t token) {
   return run.source.data + token * run.source.token_stride * ElementBytes(run.source.type);
-}
-
-void ToFloats(const EncodeRun& run, std::int64_t token, float* values) {
-  VisitElement(run.source.type, [&](auto element) {
-    DivideRow(RowAt<decltype(element)>(run, token), run.dim, 1.0f, values);
-  });
 }
 
 template <class T>
@@ -96,8 +92,8 @@ template <class Source, class T>
 std::uint32_t EncodeElementsOf(const Source* x, int dim, float scale, T* row) {
 #if KVT_VECTORS
   const bool divide = (Bits(scale) & 0x7fffffu) != 0;
-  const float largest = Integer<Source>::Value(LargestMagnitudeOf(x, dim));
-  if (dim % kBlock == 0 && Bits(largest / scale) <= kLargestBits<T>) {
+  const auto largest = [&] { return Integer<Source>::Value(LargestMagnitudeOf(x, dim)); };
+  if (dim % kBlock == 0 && Bits(largest() / scale) <= kLargestBits<T>) {
     divide ? ScaleBlocks<true>(x, dim, scale, row) : ScaleBlocks<false>(x, dim, 1.0f / scale, row);
     return 0;
   }
@@ -157,47 +153,46 @@ std::uint64_t EncodeBlocks(const EncodeRun& run) {
   });
 }
 
-// The same, for codecs that don't care what the source was: row(fp32 values, out). Compiled once.
-template <class F>
-std::uint64_t EncodeFloatRows(const EncodeRun& run, F row) {
-  const std::int64_t bytes = UnitSizeOf(run.codec, run.dim).total();
+// A row as fp32, for codecs that don't care what the source was.
+template <class Source>
+struct FloatRow {
   float values[kMaxHeadDim];
-  std::uint64_t saturated = 0;
-  for (int token = 0; token < run.units; ++token) {
-    ToFloats(run, token, values);
-    saturated += row(values, reinterpret_cast<std::uint8_t*>(run.out + token * bytes));
-  }
-  return saturated;
+  FloatRow(const Source* x, int dim) { DivideRow(x, dim, 1.0f, values); }
+};
+
+template <bool kFourOverSix, class Source>
+std::uint64_t EncodeNvfp4(const EncodeRun& run) {
+  return EncodeRows<Source>(run, [&](const Source* x, std::byte* out) {
+    auto* row = reinterpret_cast<std::uint8_t*>(out);
+#if KVT_VECTORS
+    if (run.dim % kBlock == 0 && EncodeNvfp4Blocks<kFourOverSix>(x, run.dim, run.scale, row)) {
+      return 0u;
+    }
+#endif
+    return EncodeNvfp4Row<kFourOverSix>(FloatRow(x, run.dim).values, run.dim, run.scale, row);
+  });
 }
 
 template <class Source>
-std::uint64_t EncodeNvfp4(const EncodeRun& run) {
-#if KVT_VECTORS
-  if (run.codec.id == CodecId::kNvfp4 && run.dim % kBlock == 0) {
-    return EncodeRows<Source>(run, [&](const Source* x, std::byte* out) {
-      return EncodeNvfp4Blocks(x, run.dim, run.scale, reinterpret_cast<std::uint8_t*>(out));
-    });
-  }
-#endif
-  if (run.codec.id == CodecId::kNvfp4FourOverSix) {
-    return EncodeFloatRows(run, [&](const float* x, std::uint8_t* out) {
-      return EncodeNvfp4Row<true>(x, run.dim, run.scale, out);
-    });
-  }
-  return EncodeFloatRows(run, [&](const float* x, std::uint8_t* out) {
-    return EncodeNvfp4Row<false>(x, run.dim, run.scale, out);
-  });
-}
-
 std::uint64_t EncodeInt4(const EncodeRun& run) {
-  return EncodeFloatRows(run, [&](const float* x, std::uint8_t* out) {
-    return Int4PerTokenHead::Encode(x, run.dim, run.source.type, out, HostHadamard());
+  return EncodeRows<Source>(run, [&](const Source* x, std::byte* out) {
+    auto* row = reinterpret_cast<std::uint8_t*>(out);
+#if KVT_VECTORS
+    if (run.dim % kBlock == 0 && EncodeInt4Blocks(x, run.dim, row)) return 0u;
+#endif
+    return Int4PerTokenHead::Encode(FloatRow(x, run.dim).values, run.dim, run.source.type, row);
   });
 }
 
+template <class Source>
 std::uint64_t EncodeMla(const EncodeRun& run) {
-  return EncodeFloatRows(run,
-                         [&](const float* x, std::uint8_t* out) { return MlaFp8::Encode(x, out); });
+  return EncodeRows<Source>(run, [&](const Source* x, std::byte* out) {
+#if KVT_VECTORS
+    return EncodeMlaBlocks(x, out);
+#else
+    return MlaFp8::Encode(FloatRow(x, run.dim).values, reinterpret_cast<std::uint8_t*>(out));
+#endif
+  });
 }
 
 // A unit is a page: its largest magnitude first, then its rows.
@@ -210,8 +205,15 @@ std::uint64_t EncodeFp8Page(const EncodeRun& run) {
     const float scale = Fp8PageScale(LargestOf<Source>(rows, run.dim, tokens));
     std::byte* out = run.out + unit * bytes;
     for (std::int64_t token = 0; token < tokens; ++token) {
-      EncodeElementsOf(RowAt<Source>(run, unit * tokens + token), run.dim, scale,
-                       reinterpret_cast<E4m3*>(out + token * run.dim));
+      const Source* x = RowAt<Source>(run, unit * tokens + token);
+      auto* row = reinterpret_cast<E4m3*>(out + token * run.dim);
+#if KVT_VECTORS
+      if (run.dim % kBlock == 0) {  // nothing overflows
+        ScaleBlocks<true>(x, run.dim, scale, row);
+        continue;
+      }
+#endif
+      EncodeElementRow(x, run.dim, scale, row);
     }
     std::memcpy(out + tokens * run.dim, &scale, sizeof scale);
   }
@@ -219,7 +221,11 @@ std::uint64_t EncodeFp8Page(const EncodeRun& run) {
 }
 
 template <class Source>
+std::uint64_t EncodeRotated(const EncodeRun& run);
+
+template <class Source>
 std::uint64_t EncodeFrom(const EncodeRun& run) {
+  if (run.codec.rotation != Rotation::kNone) return EncodeRotated<Source>(run);
   switch (run.codec.id) {
     case CodecId::kRaw:
     case CodecId::kFp8:
@@ -233,12 +239,13 @@ std::uint64_t EncodeFrom(const EncodeRun& run) {
     case CodecId::kLlamaQ4:
       return EncodeBlocks<Source, LlamaQ4>(run);
     case CodecId::kNvfp4:
+      return EncodeNvfp4<false, Source>(run);
     case CodecId::kNvfp4FourOverSix:
-      return EncodeNvfp4<Source>(run);
+      return EncodeNvfp4<true, Source>(run);
     case CodecId::kInt4PerTokenHead:
-      return EncodeInt4(run);
+      return EncodeInt4<Source>(run);
     case CodecId::kMlaFp8:
-      return EncodeMla(run);
+      return EncodeMla<Source>(run);
     case CodecId::kFp8Page:
       return EncodeFp8Page<Source>(run);
     case CodecId::kKiviChannel:
@@ -250,7 +257,17 @@ std::uint64_t EncodeFrom(const EncodeRun& run) {
   return 0;
 }
 
+template <class Source>
+void RotateTo(const Source* x, int dim, float* row) {
+#if KVT_VECTORS
+  if (dim % kBlock == 0) return RotateBlocks(x, dim, row);
+#endif
+  DivideRow(x, dim, 1.0f, row);
+  RotateRow(row, dim);
+}
+
 // Rotates some units at a time and encodes the fp32 rows.
+template <class Source>
 std::uint64_t EncodeRotated(const EncodeRun& run) {
   const int unit_tokens = UnitTokens(run.codec);
   const int batch = std::max(1, 64 / unit_tokens);
@@ -264,9 +281,8 @@ std::uint64_t EncodeRotated(const EncodeRun& run) {
     part.units = std::min(batch, run.units - unit);
     part.out = run.out + unit * bytes;
     for (int i = 0; i < part.units * unit_tokens; ++i) {
-      float* row = rows.data() + std::ptrdiff_t{i} * run.dim;
-      ToFloats(run, std::int64_t{unit} * unit_tokens + i, row);
-      RotateRow(row, run.dim, HostHadamard());
+      RotateTo(RowAt<Source>(run, std::int64_t{unit} * unit_tokens + i), run.dim,
+               rows.data() + std::ptrdiff_t{i} * run.dim);
     }
     saturated += EncodeFrom<float>(part);
   }
@@ -274,9 +290,8 @@ std::uint64_t EncodeRotated(const EncodeRun& run) {
 }
 
 std::uint64_t Encode(const EncodeRun& run) {
-  if (run.dim == 0) return 0;  // the V of MLA
+  if (run.dim == 0 || run.units == 0) return 0;  // the V of MLA; a head without a whole unit
   if (StoresAsIs(run.codec, run.source.type)) return CopyRows(run);
-  if (run.codec.rotation != Rotation::kNone) return EncodeRotated(run);
   switch (run.source.type) {
     case ElementType::kBf16:
       return EncodeFrom<Bf16>(run);

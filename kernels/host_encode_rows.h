@@ -9,13 +9,13 @@
 
 #include <cstdint>
 #include <cstring>
+#include <type_traits>
 #include <utility>
 
 #include "kernels/codec_run.h"
 #include "kernels/host_vectors.h"
 #include "kernels/kivi.h"
-#include "kernels/llama_block.h"
-#include "kernels/nvfp4.h"
+#include "kernels/mla_fp8.h"
 #include "kernels/row.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -115,74 +115,27 @@ HWY_INLINE void KiviGroupBlocks(const Source* x, int count, float minimum, float
   }
 }
 
-// LlamaQ4::Encode.
+// MlaFp8::Encode.
 template <class Source>
-HWY_INLINE void EncodeQ4Block(const Source* x, std::uint8_t* out) {
-  const float d = LlamaQ4::FirstLargest(x) / -8.0f;
-  const FloatVector inverse = Float(FiniteOrZero(1.0f / d));
-  const Fp16 stored = FromFloat<Fp16>(d);
-  std::memcpy(out, &stored, sizeof stored);
-  const auto code = [inverse](FloatVector v) {
-    const WordVector y = BitsOf(v * inverse + Float(8.5f));
-    const FloatVector held = FloatOf(MinOf(MaxOf(y, Word(0)), BitsOf(Float(15.0f))));
-    return hn::BitCast(Words(), hn::ConvertTo(SignedWords(), held));
-  };
-  std::uint8_t codes[kLlamaBlock];
-  for (int i = 0; i < kLlamaBlock; i += kBlock) {
-    const FloatBlock b = Load(x + i);
-    StoreBytes(Join({code(b.even), code(b.odd)}), codes + i);
+HWY_INLINE std::uint32_t EncodeMlaBlocks(const Source* x, std::byte* out) {
+  for (int tile = 0; tile < MlaFp8::kTiles; ++tile) {
+    const Source* values = x + tile * MlaFp8::kTile;
+    const float scale =
+        MlaFp8::TileScale(Integer<Source>::Value(LargestMagnitudeOf(values, MlaFp8::kTile)));
+    ScaleBlocks<false>(values, MlaFp8::kTile, 1.0f / scale,
+                       reinterpret_cast<E4m3*>(out + tile * MlaFp8::kTile));
+    std::memcpy(out + MlaFp8::kLatent + 4 * tile, &scale, sizeof scale);
   }
-  const hn::CappedTag<std::uint8_t, kLlamaBlock / 2> d8;
-  const auto high = hn::ShiftLeft<4>(hn::LoadU(d8, codes + kLlamaBlock / 2));
-  hn::StoreU(hn::LoadU(d8, codes) | high, d8, out + 2);
-}
-
-// Codes of nvfp4. inverses: of each block of 16 channels, 8 times. Returns how many saturated.
-template <class Source>
-HWY_INLINE std::uint32_t Nvfp4Codes(const Source* x, int dim, const float* inverses,
-                                    std::uint8_t* out) {
-  const hn::Rebind<std::uint8_t, Words> bytes;
-  const SignedWords d;
-  const auto code = [](FloatVector y) {
-    const WordVector held = MinOf(BitsOf(y), Word(kE2m1LargestBits));
-    return RoundMagnitude<1, 127>(FloatOf(held)) & Word(7u);
-  };
-  WordVector saturated = Word(0);
-  for (int c = 0; c < dim; c += kBlock) {
-    const SignedBlock b = LoadSigned(x + c);
-    const FloatVector inverse = hn::LoadU(Floats(), inverses + c / 2);
-    const FloatVector even = b.magnitude.even * inverse, odd = b.magnitude.odd * inverse;
-    saturated = saturated - hn::VecFromMask(Words(), Less(BitsOf(Float(7.0f)), BitsOf(even)));
-    saturated = saturated - hn::VecFromMask(Words(), Less(BitsOf(Float(7.0f)), BitsOf(odd)));
-    const WordVector sign = hn::BitCast(Words(), b.sign);
-    const WordVector low = code(even) | (hn::ShiftRight<12>(sign) & Word(8u));
-    const WordVector high = code(odd) | hn::ShiftRight<28>(sign);
-    hn::StoreU(hn::DemoteTo(bytes, hn::BitCast(d, low | hn::ShiftLeft<4>(high))), bytes,
-               out + c / 2);
+  const Source* rope = x + MlaFp8::kLatent;
+  auto* stored = reinterpret_cast<Bf16*>(out + MlaFp8::kLatent + MlaFp8::kScaleBytes);
+  if constexpr (std::is_same_v<Source, Bf16>) {
+    std::memcpy(stored, rope, MlaFp8::kRope * sizeof *rope);
+    return 0;
+  } else {
+    float values[MlaFp8::kRope];
+    for (int i = 0; i < MlaFp8::kRope; ++i) values[i] = ToFloat(rope[i]);
+    return StoreRow(values, MlaFp8::kRope, stored);
   }
-  return hn::GetLane(hn::SumOfLanes(Words(), saturated));
-}
-
-// EncodeNvfp4Row<false>.
-template <class Source>
-std::uint32_t EncodeNvfp4Blocks(const Source* x, int dim, float scale, std::uint8_t* out) {
-  constexpr int kMaxBlocks = kMaxHeadDim / Nvfp4Block::kValues;
-  const int blocks = dim / Nvfp4Block::kValues;
-  float largest[kMaxBlocks], inverses[kMaxHeadDim / 2];
-  for (int b = 0; b < blocks; ++b) {
-    const auto bits = LargestMagnitudeOf(x + b * Nvfp4Block::kValues, Nvfp4Block::kValues);
-    largest[b] = Integer<Source>::Value(bits);
-  }
-  for (int b = 0; b < blocks; ++b) {
-    const E4m3 stored = Nvfp4Block::ScaleOf(largest[b], Nvfp4Block::kLargest, scale);
-    out[dim / 2 + b] = stored.bits;
-    largest[b] = FiniteOrZero(1.0f / (ToFloat(stored) * scale));
-  }
-  constexpr int kTimes = Nvfp4Block::kValues / 2;
-  for (int b = 0; b < blocks; ++b) {
-    for (int i = 0; i < kTimes; ++i) inverses[b * kTimes + i] = largest[b];
-  }
-  return Nvfp4Codes(x, dim, inverses, out);
 }
 
 #endif  // KVT_VECTORS

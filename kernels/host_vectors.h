@@ -15,7 +15,6 @@
 #include <cstring>
 
 #include "kernels/float_bits.h"
-#include "kernels/hadamard.h"
 
 #undef KVT_VECTORS
 #if HWY_TARGET == HWY_SCALAR
@@ -89,6 +88,28 @@ HWY_INLINE FloatVector E2m1ToFloat(WordVector code) {
   return FloatOf(value | hn::ShiftLeft<28>(code & Word(8u)));
 }
 
+// Of 0 <= x < 2^22. ConvertTo does more: it saturates.
+HWY_INLINE WordVector Truncate(FloatVector x) {
+  const FloatVector magic = Float(12582912.0f), sum = x + magic;
+  const auto too_large = hn::RebindMask(Words(), hn::Lt(x, sum - magic));
+  return (BitsOf(sum) + hn::VecFromMask(Words(), too_large)) & Word(0x3fffffu);
+}
+
+// Each lane becomes the one 2^kStage away.
+template <int kStage, class V>
+HWY_INLINE V SwapLanes(V x) {
+  if constexpr (kStage == 0) return hn::Shuffle2301(x);
+  if constexpr (kStage == 1) return hn::Shuffle1032(x);
+  const hn::DFromV<V> d;
+  // Halves swap faster than lanes that cross them.
+  if constexpr (kStage >= 2 && (4 << kStage) == kBlock) return hn::ConcatLowerUpper(d, x, x);
+  if constexpr (kStage >= 2 && (4 << kStage) != kBlock) {
+    const auto lanes = hn::Iota(SignedWords(), 0) ^ hn::Set(SignedWords(), 1 << kStage);
+    return hn::TableLookupLanes(x, hn::IndicesFromVec(d, lanes));
+  }
+}
+HWY_INLINE FloatBlock Product(FloatBlock a, FloatVector by) { return {a.even * by, a.odd * by}; }
+
 HWY_INLINE HalfVector LoadHalves(const void* x) {
   return hn::LoadU(Halves(), static_cast<const std::uint16_t*>(x));
 }
@@ -106,9 +127,20 @@ HWY_INLINE HalfVector Join(WordBlock x) {
 }
 // The lowest byte of each.
 HWY_INLINE void StoreBytes(HalfVector x, std::uint8_t* out) {
+#if HWY_TARGET == HWY_AVX2  // whose DemoteTo moves quarters of the vector, which is slow
+  const hn::Repartition<std::uint8_t, Halves> all;
+  alignas(32) static constexpr std::uint8_t kEven[32] = {
+      0,    2,    4,    6,    8,    10,   12,   14,   0x80, 0x80, 0x80,
+      0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80,
+      0x80, 0x80, 0,    2,    4,    6,    8,    10,   12,   14};
+  const auto halves = hn::TableLookupBytesOr0(hn::BitCast(all, x), hn::Load(all, kEven));
+  const hn::Half<decltype(all)> half;
+  hn::StoreU(hn::LowerHalf(half, halves) | hn::UpperHalf(half, halves), half, out);
+#else
   const hn::RebindToSigned<Halves> d;
   const hn::Rebind<std::uint8_t, Halves> bytes;
   hn::StoreU(hn::DemoteTo(bytes, hn::BitCast(d, x & hn::Set(Halves(), 0xff))), bytes, out);
+#endif
 }
 
 // The magnitudes of a block, and its signs at bit 15.
@@ -185,52 +217,31 @@ HWY_INLINE void Store(FloatBlock x, T* out) {
   hn::StoreU(RoundTo(x, T{}), Halves(), reinterpret_cast<std::uint16_t*>(out));
 }
 
-// A magnitude in a type of 7 bits besides the sign, in the lowest 7 bits; the others mean nothing.
-// The sum's last place is the type's, so that the adder does the rounding; its lowest bits are the
-// significand, to which the exponent is added.
+// A magnitude in a type of 7 bits besides the sign: the code in the lowest 7 bits, of which the
+// others mean nothing, and its value. The sum's last place is the type's, so that the adder does
+// the rounding; its lowest bits are the significand, to which the exponent is added.
+struct RoundedVector {
+  WordVector code;
+  FloatVector value;
+};
 template <int kMantissa, std::uint32_t kMinExponent>
-HWY_INLINE WordVector RoundMagnitude(FloatVector x) {
+HWY_INLINE RoundedVector RoundMagnitude(FloatVector x) {
   const WordVector exponent = MaxOf(BitsOf(x) & Word(kF32Infinity), Word(kMinExponent << 23));
   // What the smallest exponent counts too much; even, so that ties go where they should.
   constexpr std::uint32_t kBias = (0u - (kMinExponent << kMantissa)) & 0xffu;
   static_assert(kBias % 2 == 0);
-  const WordVector addend = exponent + Word(((23u - kMantissa) << 23) + kBias);
-  return BitsOf(x + FloatOf(addend)) + hn::ShiftRight<23 - kMantissa>(exponent);
+  const FloatVector addend = FloatOf(exponent + Word(((23u - kMantissa) << 23) + kBias));
+  const FloatVector sum = x + addend;
+  return {BitsOf(sum) + hn::ShiftRight<23 - kMantissa>(exponent), sum - addend};
 }
-HWY_INLINE WordVector RoundMagnitudeTo(FloatVector x, E4m3) { return RoundMagnitude<3, 121>(x); }
-HWY_INLINE WordVector RoundMagnitudeTo(FloatVector x, E5m2) { return RoundMagnitude<2, 113>(x); }
+HWY_INLINE RoundedVector RoundMagnitudeTo(FloatVector x, E4m3) { return RoundMagnitude<3, 121>(x); }
+HWY_INLINE RoundedVector RoundMagnitudeTo(FloatVector x, E5m2) { return RoundMagnitude<2, 113>(x); }
 template <class T>
 HWY_INLINE void StoreSigned(SignedBlock x, T* out) {
-  const HalfVector magnitude =
-      Join({RoundMagnitudeTo(x.magnitude.even, T{}), RoundMagnitudeTo(x.magnitude.odd, T{})});
+  const HalfVector magnitude = Join(
+      {RoundMagnitudeTo(x.magnitude.even, T{}).code, RoundMagnitudeTo(x.magnitude.odd, T{}).code});
   StoreBytes((magnitude & hn::Set(Halves(), 0x7f)) | hn::ShiftRight<8>(x.sign),
              reinterpret_cast<std::uint8_t*>(out));
-}
-
-// Hadamard() of rows whose blocks fill vectors: within a pair of vectors, evens and odds meet until
-// all is back in its place.
-HWY_INLINE void HadamardBlocks(float* x, int dim) {
-  const Floats d;
-  constexpr int kLanes = kBlock / 2;
-  for (int c = 0; c < dim; c += kBlock) {
-    FloatVector low = hn::LoadU(d, x + c), high = hn::LoadU(d, x + c + kLanes);
-    for (int half = 1; half < kBlock; half *= 2) {
-      const FloatVector even = hn::ConcatEven(d, high, low), odd = hn::ConcatOdd(d, high, low);
-      low = even + odd;
-      high = even - odd;
-    }
-    hn::StoreU(low, d, x + c);
-    hn::StoreU(high, d, x + c + kLanes);
-  }
-  for (int half = kBlock; half < HadamardBlock(dim); half *= 2) {
-    for (int begin = 0; begin < dim; begin += 2 * half) {
-      for (int i = begin; i < begin + half; i += kLanes) {
-        const FloatVector low = hn::LoadU(d, x + i), high = hn::LoadU(d, x + i + half);
-        hn::StoreU(low + high, d, x + i);
-        hn::StoreU(low - high, d, x + i + half);
-      }
-    }
-  }
 }
 
 }  // namespace
@@ -238,20 +249,4 @@ HWY_INLINE void HadamardBlocks(float* x, int dim) {
 HWY_AFTER_NAMESPACE();
 #endif  // HWY_TARGET
 
-HWY_BEFORE_NAMESPACE();
-namespace kvtier::kernels::HWY_NAMESPACE {
-namespace {
-
-struct HostHadamard {
-  void operator()(float* x, int dim) const {
-#if KVT_VECTORS
-    if (HadamardBlock(dim) >= kBlock) return HadamardBlocks(x, dim);
-#endif
-    Hadamard(x, dim);
-  }
-};
-
-}  // namespace
-}  // namespace kvtier::kernels::HWY_NAMESPACE
-HWY_AFTER_NAMESPACE();
 #endif  // per instruction set

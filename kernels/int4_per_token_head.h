@@ -18,7 +18,7 @@ namespace kvtier::kernels {
 // bit 23 of each output of the Mersenne twister seeded with 0x9e3779b9, inverted, which is how
 // torch's CPU generator draws Bernoulli(0.5).
 KVT_HD std::uint32_t RotationSigns(int first_channel) {
-  constexpr std::uint32_t kSigns[kMaxHeadDim / 32] = {
+  KVT_TABLE std::uint32_t kSigns[kMaxHeadDim / 32] = {
       0x6573590du, 0x808035b1u, 0xa6443d6cu, 0x6b7f5438u, 0x4aa48b81u, 0xabafc441u, 0x320b9848u,
       0xfa2043a0u, 0x4d6e1c33u, 0xa8a9c7cbu, 0x1b951ddau, 0x9803b359u, 0x3038796eu, 0xcd26200eu,
       0xc9a02476u, 0x8a9dacb9u, 0x99751b1cu, 0x26308c56u, 0x14ff7d49u, 0xf35c904bu, 0x1d618cccu,
@@ -57,16 +57,42 @@ struct Int4PerTokenHead {
     return saturated;
   }
 
+  // How the codes of a row lie: value = (code - zero_point) * scale.
+  struct Scaling {
+    float scale;
+    int zero_point;
+
+    // Of rows from `minimum` to `maximum`.
+    KVT_HD static Scaling Of(float minimum, float maximum) {
+      // Halves, so that the difference can't overflow.
+      const float measured = (maximum * 0.5f - minimum * 0.5f) / 7.5f;
+      const float scale = measured > 1e-6f ? measured : 1e-6f;
+      return {scale, static_cast<int>(Clamp(-minimum / scale + 0.5f, 15.5f))};
+    }
+    KVT_HD static Scaling Load(const std::uint8_t* stored) {
+      std::uint32_t word;
+      std::memcpy(&word, stored, sizeof word);
+      return {FromBits(word & ~kZeroPointBits), static_cast<int>(word & kZeroPointBits)};
+    }
+    KVT_HD void Store(std::uint8_t* stored) const {
+      const std::uint32_t word =
+          (Bits(scale) & ~kZeroPointBits) | static_cast<std::uint32_t>(zero_point);
+      std::memcpy(stored, &word, sizeof word);
+    }
+    // Before it is rounded. It grows with y.
+    KVT_HD float Code(float y) const { return y * (1.0f / scale) + static_cast<float>(zero_point); }
+    KVT_HD static bool Saturates(float code) { return code < -1.0f || code > 16.0f; }
+  };
+
   // Returns how many values saturated: in the source type after the transform, or, where the
   // transformed row lies so far to one side of 0 that the zero point can't reach it, in their code.
-  template <class Transform = PlainHadamard>
-  KVT_HD static std::uint32_t Encode(const float* x, int dim, ElementType source, std::uint8_t* row,
-                                     Transform transform = {}) {
+  KVT_HD static std::uint32_t Encode(const float* x, int dim, ElementType source,
+                                     std::uint8_t* row) {
     float y[kMaxHeadDim];
     y[0] = 0.0f;  // the compiler doesn't know that rows are never empty
     for (int c = 0; c < dim; ++c) y[c] = x[c];
     ApplyRotationSigns(y, dim);
-    transform(y, dim);
+    Hadamard(y, dim);
     std::uint32_t saturated = 0;
     if (source == ElementType::kBf16) RoundRow<Bf16>(y, dim);  // too far out for any source
     if (source == ElementType::kFp16) saturated += RoundRow<Fp16>(y, dim);
@@ -77,53 +103,30 @@ struct Int4PerTokenHead {
       low = key < low ? key : low;
       high = key > high ? key : high;
     }
-    const float minimum = Key::Value(Key::Ordered(low)), maximum = Key::Value(Key::Ordered(high));
-    // Halves, so that the difference can't overflow.
-    const float measured = (maximum * 0.5f - minimum * 0.5f) / 7.5f;
-    const float scale = measured > 1e-6f ? measured : 1e-6f;
-    const auto zero_point = static_cast<int>(Clamp(-minimum / scale + 0.5f, 15.5f));
-    const float inverse = 1.0f / scale;
+    const Scaling scaling =
+        Scaling::Of(Key::Value(Key::Ordered(low)), Key::Value(Key::Ordered(high)));
     std::uint8_t codes[kMaxHeadDim];
     for (int c = 0; c < dim; ++c) {
-      const float code = y[c] * inverse + static_cast<float>(zero_point);
+      const float code = scaling.Code(y[c]);
       codes[c] = static_cast<std::uint8_t>(static_cast<int>(Clamp(code + 0.5f, 15.5f)));
-      saturated += code < -1.0f || code > 16.0f ? 1u : 0u;
+      saturated += Scaling::Saturates(code) ? 1u : 0u;
     }
     for (int i = 0; i < dim / 2; ++i)
       row[i] = static_cast<std::uint8_t>(codes[2 * i] | codes[2 * i + 1] << 4);
-    const std::uint32_t word =
-        (Bits(scale) & ~kZeroPointBits) | static_cast<std::uint32_t>(zero_point);
-    std::memcpy(row + dim / 2, &word, sizeof word);
+    scaling.Store(row + dim / 2);
     return saturated;
   }
 
-  struct Scaling {
-    int zero_point;
-    float scale;
-
-    KVT_HD explicit Scaling(const std::uint8_t* stored) {
-      std::uint32_t word;
-      std::memcpy(&word, stored, sizeof word);
-      zero_point = static_cast<int>(word & kZeroPointBits);
-      scale = FromBits(word & ~kZeroPointBits);
-    }
-  };
-
-  template <class Transform = PlainHadamard>
-  KVT_HD static void RotateBack(float* x, int dim, Transform transform = {}) {
-    transform(x, dim);
-    const float factor = 1.0f / static_cast<float>(HadamardBlock(dim));
-    for (int c = 0; c < dim; ++c) x[c] *= factor;
-    ApplyRotationSigns(x, dim);
-  }
-
   KVT_HD static void Decode(const std::uint8_t* row, int dim, float* out) {
-    const Scaling scaling(row + dim / 2);
+    const Scaling scaling = Scaling::Load(row + dim / 2);
     for (int i = 0; i < dim / 2; ++i) {
       out[2 * i] = static_cast<float>((row[i] & 15) - scaling.zero_point) * scaling.scale;
       out[2 * i + 1] = static_cast<float>((row[i] >> 4) - scaling.zero_point) * scaling.scale;
     }
-    RotateBack(out, dim);
+    Hadamard(out, dim);
+    const float factor = 1.0f / static_cast<float>(HadamardBlock(dim));
+    for (int c = 0; c < dim; ++c) out[c] *= factor;
+    ApplyRotationSigns(out, dim);
   }
 };
 

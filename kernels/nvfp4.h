@@ -54,10 +54,16 @@ struct Nvfp4Block {  // NOLINT(cppcoreguidelines-pro-type-member-init): Encode f
       saturated += FromBits(Bits(y) & 0x7fffffffu) > 7.0f ? 1u : 0u;
     }
     if constexpr (kMeasured) {
+      // Pairs, then pairs of pairs: an order that vectors can keep.
+      float squares[kValues];
       for (int i = 0; i < kValues; ++i) {
         const float off = x[i] - E2m1Value(codes[i]) * step;
-        error += off * off;
+        squares[i] = off * off;
       }
+      for (int n = kValues / 2; n > 0; n /= 2) {
+        for (int i = 0; i < n; ++i) squares[i] = squares[2 * i] + squares[2 * i + 1];
+      }
+      error = squares[0];
     }
   }
 };

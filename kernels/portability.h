@@ -8,8 +8,11 @@
 #error "kernels/ promises IEEE arithmetic; build without -ffast-math"
 #endif
 
+// KVT_TABLE is a constant array within such a function: the host doesn't copy it at each call.
 #if defined(__CUDACC__)
 #define KVT_HD __host__ __device__ __forceinline__
+#define KVT_TABLE constexpr
 #else
 #define KVT_HD inline __attribute__((always_inline))
+#define KVT_TABLE static constexpr
 #endif
