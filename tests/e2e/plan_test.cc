@@ -129,7 +129,9 @@ absl::Status Append(client::Client& client, const Subject& subject, const std::s
     const auto pick = open.begin() + random.Between(0, std::ssize(open) - 1);
     const v1::LayerSpec& layer = layers[*pick];
     std::uint64_t& token = next[static_cast<std::size_t>(*pick)];
-    const std::int64_t most = (1 << 20) / (layer.kv_heads() * layer.k_head_dim() * 2);
+    const std::int64_t token_bytes =
+        std::int64_t{2} * layer.kv_heads() * (layer.k_head_dim() + layer.v_head_dim());
+    const std::int64_t most = (2 << 20) / token_bytes;
     const std::int64_t cut = random.Between(1, std::min<std::int64_t>(tokens.end - token, most));
     v1::AppendChunk chunk;
     chunk.set_first_layer(static_cast<std::uint32_t>(*pick));
