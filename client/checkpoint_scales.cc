@@ -259,6 +259,20 @@ bool AllOne(const CheckpointScales& scales) {
                      [&](const LayerCalibration& l) { return ones(l.k) && ones(l.v); });
 }
 
+// Tensors whose values no model's K, V or Q would give: LLM Compressor writes what memory held of
+// what calibration has not seen.
+std::vector<std::string> Implausible(const CheckpointScales& scales) {
+  std::vector<std::string> tensors;
+  for (const LayerCalibration& layer : scales.layers) {
+    for (const SideScales* side : {&layer.k, &layer.v, &layer.q}) {
+      const auto strange = [](float x) { return x < 1e-6f || x > 1e3f; };
+      if (std::any_of(side->values.begin(), side->values.end(), strange))
+        tensors.push_back(side->tensor);
+    }
+  }
+  return tensors;
+}
+
 absl::Status CheckOptions(const CheckpointScalesOptions& options) {
   if (options.tp_size < 1)
     return Invalid(fmt::format("tp_size is {}; want 1 or more", options.tp_size));
@@ -322,6 +336,10 @@ absl::StatusOr<CheckpointScales> ReadCheckpointScales(const std::string& directo
   if (!found.outside().empty()) {
     scales.warnings.push_back(
         fmt::format("ignored, of layers that keep no K and V: {}", Shorten(found.outside())));
+  }
+  if (const std::vector<std::string> tensors = Implausible(scales); !tensors.empty()) {
+    scales.warnings.push_back(fmt::format(
+        "below 1e-6 or above 1000, so hardly calibrated on these tensors: {}", Shorten(tensors)));
   }
   if (AllOne(scales)) scales.warnings.emplace_back("every scale is 1.0: was it calibrated?");
   return scales;

@@ -1,75 +1,68 @@
-"""Checkpoints that the real LLM Compressor calibrates, read by kvtier. Run by scripts/test-calibrate."""
+"""The recipe of docs/calibration.md, run by the real LLM Compressor, and what kvtier reads of the checkpoints that it
+writes. Run by scripts/test-calibrate."""
 
 import json
 import os
 import pathlib
+import re
 import subprocess
+import sys
 import tempfile
 import unittest
 
-import datasets
+import tiny_model
 import torch
-from compressed_tensors.quantization import QuantizationArgs
-from llmcompressor import oneshot
-from llmcompressor.modifiers.quantization import QuantizationModifier
 from safetensors import safe_open
-from tokenizers import Tokenizer, models
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from safetensors.torch import save_file
+from tiny_model import HEADS, KV_HEADS, LAYERS
 
-LAYERS, HEADS, KV_HEADS, VOCABULARY, TOKENS, SAMPLES = 3, 8, 4, 256, 64, 8
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "tests/python"))
+from live_server import LiveServer
+
+# In the place of kv_cache_scheme: attention is quantized, and so the cache. Calibration forces eager attention and so
+# passes by the hook that would see Q (0.14.0.1), unless the hook is what "eager" means.
+OF_ATTENTION = 'config_groups={"attention": QuantizationScheme(targets=["LlamaAttention"], input_activations=fp8)}'
+SEE_QUERIES = """\
+from compressed_tensors.quantization import QuantizationScheme
+from transformers import AttentionInterface
+
+AttentionInterface.register("eager", lambda module, *args, **options: module.impl(module, *args, **options))
+"""
 
 
-def tiny_model(dtype):
-    torch.manual_seed(3)
-    config = LlamaConfig(
-        vocab_size=VOCABULARY,
-        hidden_size=128,
-        intermediate_size=128,
-        num_hidden_layers=LAYERS,
-        num_attention_heads=HEADS,
-        num_key_value_heads=KV_HEADS,
-        max_position_embeddings=4 * TOKENS,
+def recipe(strategy, with_q):
+    """The documented program, as it stands but for the strategy and Q."""
+    text = (ROOT / "docs/calibration.md").read_text()
+    program = re.search(r"```python\n(.*?\boneshot\(.*?)```", text, re.S)[1]
+    changes = {'strategy="tensor"': f'strategy="{strategy}"'}
+    if with_q:
+        changes["kv_cache_scheme=fp8"] = OF_ATTENTION
+        program = SEE_QUERIES + program
+    for old, new in changes.items():
+        if program.count(old) != 1:
+            raise AssertionError(f"docs/calibration.md: want {old} once in the recipe")
+        program = program.replace(old, new)
+    return program
+
+
+def run(*command, **options):
+    result = subprocess.run(
+        [str(word) for word in command], capture_output=True, text=True, check=False, timeout=600, **options
     )
-    return LlamaForCausalLM(config).to(dtype)
-
-
-def tokenizer():
-    """oneshot wants one, though the samples are tokens already."""
-    words = models.WordLevel({f"w{i}": i for i in range(VOCABULARY)}, unk_token="w0")
-    return PreTrainedTokenizerFast(tokenizer_object=Tokenizer(words), pad_token="w0")
-
-
-def calibrate(model, strategy, folder):
-    tokens = torch.randint(VOCABULARY, (SAMPLES, TOKENS), generator=torch.Generator().manual_seed(5)).tolist()
-    dataset = datasets.Dataset.from_dict({"input_ids": tokens, "attention_mask": [[1] * TOKENS] * SAMPLES})
-    scheme = QuantizationArgs(
-        num_bits=8, type="float", strategy=strategy, dynamic=False, symmetric=True, observer="static_minmax"
-    )
-    oneshot(
-        model=model,
-        dataset=dataset,
-        processor=tokenizer(),
-        recipe=QuantizationModifier(kv_cache_scheme=scheme),
-        max_seq_length=TOKENS,
-        num_calibration_samples=SAMPLES,
-    )
-    model.save_pretrained(folder)
-    return tokens
-
-
-def largest_magnitudes(model, tokens):
-    """{layer: (K, V)}: the largest |x| by KV head of what the model caches."""
-    with torch.no_grad():
-        cache = model(torch.tensor(tokens), use_cache=True).past_key_values
-    return [tuple(x.abs().amax(dim=(0, 2, 3)).float() for x in (layer.keys, layer.values)) for layer in cache.layers]
-
-
-def scales_of(folder, *flags):
-    command = [os.environ["KVTIER_CLI"], "scales", str(folder), "--json", *flags]
-    result = subprocess.run(command, capture_output=True, text=True, check=False)
     if result.returncode != 0:
-        raise AssertionError(result.stderr)
-    return json.loads(result.stdout)
+        raise AssertionError(f"{command[:2]} exits with {result.returncode}:\n{result.stdout}{result.stderr}")
+    return result
+
+
+def kvtier(*arguments):
+    return run(os.environ["KVTIER_CLI"], *arguments).stdout
+
+
+def per_kv_head(q):
+    """kvtier's reading of a scale per query head: the largest of those that a KV head serves."""
+    group = HEADS // KV_HEADS
+    return [max(q[i : i + group]) for i in range(0, len(q), group)] if len(q) == HEADS else q
 
 
 class LlmCompressorTest(unittest.TestCase):
@@ -77,51 +70,92 @@ class LlmCompressorTest(unittest.TestCase):
         folder = tempfile.TemporaryDirectory()
         self.addCleanup(folder.cleanup)
         self.folder = pathlib.Path(folder.name)
+        self.checkpoint = self.folder / "calibrated"
+
+    def calibrate(self, strategy, dtype, with_q=False):
+        """Fills the checkpoint's folder; what the model makes of the same texts is in self.states."""
+        tiny_model.write(self.folder, dtype)
+        (self.folder / "recipe.py").write_text(recipe(strategy, with_q))
+        done = run(sys.executable, "recipe.py", cwd=self.folder)
+        log = done.stdout + done.stderr
+        self.assertIn("Compression lifecycle finalized", log)  # else what is not there would prove nothing
+        self.assertNotIn("without statistics", log)
+        self.states = tiny_model.states(self.folder)
 
     def stored(self):
-        """{tensor: values as fp32} of every scale of K and V in the checkpoint."""
+        """{tensor: values as fp32} of every scale of Q, K and V in the checkpoint."""
         tensors = {}
-        for file in self.folder.glob("*.safetensors"):
+        for file in self.checkpoint.glob("*.safetensors"):
             with safe_open(file, framework="pt") as opened:
                 for name in opened.keys():
-                    if name.endswith(("self_attn.k_scale", "self_attn.v_scale")):
+                    if re.search(r"self_attn\.[qkv]_scale$", name):
                         tensors[name] = opened.get_tensor(name).float().flatten().tolist()
         return tensors
 
-    def check(self, strategy, dtype):
-        exact = largest_magnitudes(tiny_model(dtype), calibrate(tiny_model(dtype), strategy, self.folder))
-        scheme = json.loads((self.folder / "config.json").read_text())["quantization_config"]["kv_cache_scheme"]
+    def check(self, strategy, dtype, sides="kv"):
+        """The file says what the model's own Q, K and V say, and kvtier what the file says."""
+        scheme = json.loads((self.checkpoint / "config.json").read_text())["quantization_config"]["kv_cache_scheme"]
         self.assertEqual(scheme["strategy"], strategy)
         stored = self.stored()
-        self.assertEqual(len(stored), 2 * LAYERS)
-        scales = scales_of(self.folder)
-        self.assertEqual(scales["calibrated"], LAYERS)
-        self.assertEqual(scales["warnings"], [])
+        self.assertEqual(len(stored), len(sides) * LAYERS)
+        scales = json.loads(kvtier("scales", self.checkpoint, "--json"))
+        self.assertEqual((scales["calibrated"], scales["warnings"]), (LAYERS, []))
         for index, layer in enumerate(scales["layers"]):
-            for side, amax in zip("kv", exact[index]):
+            for side in sides:
                 name = f"model.layers.{index}.self_attn.{side}_scale"
+                amax = self.states[index][side].abs().amax(dim=(0, 2)).float()
+                want = (amax if strategy == "attn_head" else amax.max().reshape(1)) / 448
+                # Two roundings to bf16, or what another order of summing gives in fp32.
+                rtol = 2**-7 if dtype == torch.bfloat16 else 1e-5
+                torch.testing.assert_close(torch.tensor(stored[name]), want, rtol=rtol, atol=0, msg=name)
                 self.assertEqual(layer[f"{side}_tensor"], name)
-                self.assertEqual(layer[f"{side}_scale"], stored[name])
-                self.assertEqual(len(stored[name]), KV_HEADS if strategy == "attn_head" else 1)
-                # What a scale means, not only that it was copied: amax / 448, rounded to the model's type.
-                want = (amax if strategy == "attn_head" else amax.max(dim=0, keepdim=True).values) / 448
-                torch.testing.assert_close(torch.tensor(stored[name]), want, rtol=0.02, atol=0)
+                self.assertEqual(layer[f"{side}_scale"], per_kv_head(stored[name]) if side == "q" else stored[name])
         return stored
 
+    def check_ranks(self, stored, sides):
+        for size in (2, 4, 8):
+            for rank in range(size):
+                flags = ("--json", f"--tp-size={size}", f"--tp-rank={rank}")
+                first, count = rank * KV_HEADS // size, max(1, KV_HEADS // size)
+                for index, layer in enumerate(json.loads(kvtier("scales", self.checkpoint, *flags))["layers"]):
+                    for side in sides:
+                        values = stored[f"model.layers.{index}.self_attn.{side}_scale"]
+                        want = (per_kv_head(values) if side == "q" else values)[first : first + count]
+                        self.assertEqual(layer[f"{side}_scale"], want, (size, rank, index, side))
+
+    def check_lines(self):
+        """The lines that docs/calibration.md calls proof, and that the scales hold what they were calibrated on."""
+        proof = f"calibrated {LAYERS} of {LAYERS} layers (calibrated)"
+        self.assertEqual(kvtier("scales", self.checkpoint).splitlines()[-1], proof)
+        file = self.folder / "kv.safetensors"
+        save_file({f"layers.{i}.{s}": x[s].contiguous() for i, x in enumerate(self.states) for s in "kv"}, file)
+        server = LiveServer()
+        self.addCleanup(server.stop)
+        put = ("put", file, f"--server={server.address}", "--kv-cache-dtype=fp8", "--json")
+        answer = json.loads(kvtier(*put, "--sequence=calibrated", f"--scales={self.checkpoint}"))
+        self.assertEqual(answer["scales_line"], f"scales: {proof}")
+        # A scale that was rounded down saturates the largest values, never many.
+        self.assertLessEqual(answer["saturated_values"], 2 * LAYERS * KV_HEADS)
+        answer = json.loads(kvtier(*put, "--sequence=not"))
+        self.assertIn("Using KV cache scaling factor 1.0 for fp8_e4m3", answer["scales_line"])
+
     def test_a_scale_per_tensor(self):
+        self.calibrate("tensor", torch.bfloat16)
         self.check("tensor", torch.bfloat16)
+        self.check_lines()
 
     def test_a_scale_per_tensor_in_fp32(self):
+        self.calibrate("tensor", torch.float32)
         self.check("tensor", torch.float32)
 
     def test_a_scale_per_head_and_its_ranks(self):
-        stored = self.check("attn_head", torch.bfloat16)
-        for size in (2, 4, 8):
-            for rank in range(size):
-                first, last = rank * KV_HEADS // size, max(1, KV_HEADS // size)
-                layer = scales_of(self.folder, f"--tp-size={size}", f"--tp-rank={rank}")["layers"][1]
-                want = stored["model.layers.1.self_attn.k_scale"][first : first + last]
-                self.assertEqual(layer["k_scale"], want, (size, rank))
+        self.calibrate("attn_head", torch.bfloat16)
+        self.check_ranks(self.check("attn_head", torch.bfloat16), "kv")
+        self.check_lines()
+
+    def test_a_scale_per_query_head_and_its_ranks(self):
+        self.calibrate("attn_head", torch.float32, with_q=True)
+        self.check_ranks(self.check("attn_head", torch.float32, "qkv"), "qkv")
 
 
 if __name__ == "__main__":

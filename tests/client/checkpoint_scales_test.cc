@@ -234,6 +234,15 @@ TEST_F(Checkpoint, AllOnesAreWarnedOf) {
   EXPECT_THAT(Read()->warnings, IsEmpty());
 }
 
+TEST_F(Checkpoint, ScalesOfNoModelAreWarnedOfByTensor) {
+  WriteConfig(CheckpointConfigText(2, 2));
+  WriteFile({Scale(0, "k", {0.01f}), Scale(0, "v", {1.27e-21f}), Scale(1, "k", {75776.0f}),
+             Scale(1, "v", {1000.0f})});
+  EXPECT_THAT(Read()->warnings,
+              ElementsAre(AllOf(HasSubstr(Name(0, "v")), HasSubstr(Name(1, "k")),
+                                Not(HasSubstr(Name(0, "k"))), Not(HasSubstr(Name(1, "v"))))));
+}
+
 // ---- which layers ----
 
 TEST_F(Checkpoint, SomeLayersWithoutScalesAreRefusedByName) {
