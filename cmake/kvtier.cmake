@@ -1,11 +1,12 @@
 # Rooms are libraries, globbed: a file added to a room is built without a word here.
 #
-#   kvtier_room(NAME kvtier_kernels [DIRS . sub] [EXCLUDE main.cc cli/] [DEPS targets] [PCH])
-#   kvtier_program(NAME kvtierd SOURCES main.cc [DEPS targets] [PCH] [INSTALL])
-#   kvtier_tests(NAME kernels [DEPS targets] [DEFINITIONS A=B] [LABELS slow] [TIMEOUT seconds] [RUNS targets] [PCH])
+#   kvtier_room(NAME kvtier_kernels [DIRS . sub] [EXCLUDE main.cc cli/] [DEPS targets] [PCH target])
+#   kvtier_program(NAME kvtierd SOURCES main.cc [DEPS targets] [PCH target] [INSTALL])
+#   kvtier_tests(NAME kernels [DEPS targets] [DEFINITIONS A=B] [LABELS slow] [TIMEOUT seconds] [RUNS targets] [PCH target])
+#   kvtier_pch(NAME kvtier_pch HEADERS <a.h> [DEPS targets])
 #
 # Sources and headers are found below DIRS, however deep; EXCLUDE names files or folders that belong to another target.
-# PCH: most files of the target include gRPC.
+# PCH: whose headers most files of the target include.
 
 # The files of `dirs` with the given endings, less those in `exclude`, as absolute paths.
 function(kvtier_glob out dirs exclude)
@@ -44,17 +45,30 @@ function(kvtier_link target scope)
   endforeach()
 endfunction()
 
-# What a compiled target gets beside its own links.
+# What a compiled target gets beside its own links. pch: a target of kvtier_pch, or none.
 function(kvtier_compile target pch)
   target_include_directories(${target} PRIVATE "${PROJECT_SOURCE_DIR}")
   target_link_libraries(${target} PRIVATE kvtier_flags)
-  if(pch AND KVTIER_PCH)
-    target_precompile_headers(${target} REUSE_FROM kvtier_pch)
+  if(pch AND TARGET "${pch}")
+    target_precompile_headers(${target} REUSE_FROM ${pch})
   endif()
 endfunction()
 
+# Compiles HEADERS once. A compiler cache needs CCACHE_SLOPPINESS for it, which the presets set.
+function(kvtier_pch)
+  cmake_parse_arguments(arg "" "NAME" "HEADERS;DEPS;OPTIONS" ${ARGN})
+  if(NOT KVTIER_PCH)
+    return()
+  endif()
+  file(CONFIGURE OUTPUT "${PROJECT_BINARY_DIR}/${arg_NAME}.cc" CONTENT "// Carries the precompiled header.\n")
+  add_library(${arg_NAME} OBJECT "${PROJECT_BINARY_DIR}/${arg_NAME}.cc")
+  target_link_libraries(${arg_NAME} PRIVATE kvtier_flags ${arg_DEPS})
+  target_compile_options(${arg_NAME} PRIVATE ${arg_OPTIONS})
+  target_precompile_headers(${arg_NAME} PRIVATE ${arg_HEADERS})
+endfunction()
+
 function(kvtier_room)
-  cmake_parse_arguments(arg "PCH" "NAME" "DIRS;EXCLUDE;DEPS" ${ARGN})
+  cmake_parse_arguments(arg "" "NAME;PCH" "DIRS;EXCLUDE;DEPS" ${ARGN})
   if(NOT arg_DIRS)
     set(arg_DIRS .)
   endif()
@@ -79,7 +93,7 @@ function(kvtier_room)
 endfunction()
 
 function(kvtier_program)
-  cmake_parse_arguments(arg "PCH;INSTALL" "NAME" "SOURCES;DEPS" ${ARGN})
+  cmake_parse_arguments(arg "INSTALL" "NAME;PCH" "SOURCES;DEPS" ${ARGN})
   set(sources "")
   foreach(source IN LISTS arg_SOURCES)
     cmake_path(ABSOLUTE_PATH source)
@@ -99,8 +113,13 @@ function(kvtier_program)
   endif()
 endfunction()
 
+# What is tested is in the rooms. Tests themselves are half of the time that a sanitizer's build takes.
+if(KVTIER_SANITIZE MATCHES "undefined")
+  set(kvtier_test_options -fno-sanitize=undefined)
+endif()
+
 function(kvtier_tests)
-  cmake_parse_arguments(arg "PCH" "NAME;TIMEOUT" "DEPS;DEFINITIONS;LABELS;RUNS" ${ARGN})
+  cmake_parse_arguments(arg "" "NAME;TIMEOUT;PCH" "DEPS;DEFINITIONS;LABELS;RUNS" ${ARGN})
   if(NOT arg_TIMEOUT)
     set(arg_TIMEOUT 120)
   endif()
@@ -119,10 +138,7 @@ function(kvtier_tests)
   set(target ${arg_NAME}_tests)
   add_executable(${target} ${sources})
   kvtier_compile(${target} "${arg_PCH}")
-  # What is tested is in the rooms. Tests themselves are half of the time that a sanitizer's build takes.
-  if(KVTIER_SANITIZE MATCHES "undefined")
-    target_compile_options(${target} PRIVATE -fno-sanitize=undefined)
-  endif()
+  target_compile_options(${target} PRIVATE ${kvtier_test_options})
   target_compile_definitions(${target} PRIVATE KVTIER_TEST_DATA="${PROJECT_SOURCE_DIR}/tests/data" ${arg_DEFINITIONS})
   target_link_libraries(${target} PRIVATE GTest::gmock GTest::gtest_main)
   kvtier_link(${target} PRIVATE kvtier_test_support ${arg_DEPS})

@@ -37,13 +37,18 @@ std::vector<Codec> CodecsAndExtremes() {
   return codecs;
 }
 
-// Values over many binades, zeros of both signs among them. Some rows hold what E4M3 does not.
+// Values over many binades, zeros of both signs among them. Some rows hold what E4M3 does not; some
+// a single value, which a rotation turns into a row to one side of 0.
 SourceRows HardRows(ElementType type, int dim, std::int64_t tokens, SeededRandom& random) {
   int most = 0;
+  bool single = false;
   return SourceRows(type, dim, tokens, dim + 3).Fill([&](std::int64_t, int c) {
-    if (c == 0) most = random.OneIn(2) ? 5 : 13;
+    if (c == 0) {
+      most = random.OneIn(2) ? 5 : 13;
+      single = random.OneIn(4);
+    }
     const float sign = random.OneIn(2) ? 1.0f : -1.0f;
-    if (random.OneIn(10)) return sign * 0.0f;
+    if (single ? c > 0 : random.OneIn(10)) return sign * 0.0f;
     return sign * std::ldexp(1.0f + static_cast<float>(random.Between(0, 1 << 20)) * 0x1p-20f,
                              static_cast<int>(random.Between(-20, most)));
   });
