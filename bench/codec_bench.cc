@@ -77,11 +77,15 @@ double StoredBits(const Codec& codec) {
 
 Result Measure(const Options& options) {
   kernels::CodecSpeed speed(options.mib << 20, options.source());
-  Result result;
-  for (const Format& format : Formats(options.source()))
-    result.rows.push_back(
-        {format.name, StoredBits(format.codec), speed.Measure(format.codec, options.runs)});
-  result.copy = speed.copy();
+  const std::vector<Format> formats = Formats(options.source());
+  std::vector<Codec> codecs;
+  for (const Format& format : formats) codecs.push_back(format.codec);
+  const auto speeds = speed.Measure(codecs, options.runs, [](int done, int all) {
+    std::fprintf(stderr, "\r%d of %d%s", done, all, done == all ? "\n" : "");
+  });
+  Result result{.copy = speed.copy(), .rows = {}};
+  for (std::size_t i = 0; i < formats.size(); ++i)
+    result.rows.push_back({formats[i].name, StoredBits(codecs[i]), speeds[i]});
   return result;
 }
 

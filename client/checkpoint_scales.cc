@@ -266,7 +266,8 @@ std::vector<std::string> Implausible(const CheckpointScales& scales) {
   for (const LayerCalibration& layer : scales.layers) {
     for (const SideScales* side : {&layer.k, &layer.v, &layer.q}) {
       const auto strange = [](float x) { return x < 1e-6f || x > 1e3f; };
-      if (std::any_of(side->values.begin(), side->values.end(), strange))
+      const bool named = !tensors.empty() && tensors.back() == side->tensor;  // K's and V's in one
+      if (!named && std::any_of(side->values.begin(), side->values.end(), strange))
         tensors.push_back(side->tensor);
     }
   }
@@ -327,6 +328,10 @@ absl::StatusOr<CheckpointScales> ReadCheckpointScales(const std::string& directo
   CheckpointScales scales{.source = NameOf(directory), .layers = {}, .warnings = {}};
   const std::vector<std::string> missing = Arrange(found, config, scales);
   KVT_RETURN_IF_ERROR(CheckComplete(directory, found, missing, options.allow_partial, scales));
+  if (const std::vector<std::string> tensors = Implausible(scales); !tensors.empty()) {
+    scales.warnings.push_back(fmt::format(
+        "below 1e-6 or above 1000, so hardly calibrated on these tensors: {}", Shorten(tensors)));
+  }
   for (LayerCalibration& layer : scales.layers) {
     KVT_RETURN_IF_ERROR(ReduceQuery(config, layer.q));
     for (SideScales* side : {&layer.k, &layer.v, &layer.q}) {
@@ -336,10 +341,6 @@ absl::StatusOr<CheckpointScales> ReadCheckpointScales(const std::string& directo
   if (!found.outside().empty()) {
     scales.warnings.push_back(
         fmt::format("ignored, of layers that keep no K and V: {}", Shorten(found.outside())));
-  }
-  if (const std::vector<std::string> tensors = Implausible(scales); !tensors.empty()) {
-    scales.warnings.push_back(fmt::format(
-        "below 1e-6 or above 1000, so hardly calibrated on these tensors: {}", Shorten(tensors)));
   }
   if (AllOne(scales)) scales.warnings.emplace_back("every scale is 1.0: was it calibrated?");
   return scales;

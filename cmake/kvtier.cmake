@@ -3,7 +3,7 @@
 #   kvtier_room(NAME kvtier_kernels [DIRS . sub] [EXCLUDE main.cc cli/] [DEPS targets] [PCH target])
 #   kvtier_program(NAME kvtierd SOURCES main.cc [DEPS targets] [PCH target] [INSTALL])
 #   kvtier_tests(NAME kernels [DEPS targets] [DEFINITIONS A=B] [LABELS slow] [TIMEOUT seconds] [RUNS targets] [PCH target])
-#   kvtier_pch(NAME kvtier_pch HEADERS <a.h> [DEPS targets])
+#   kvtier_pch(NAME kvtier_pch HEADERS <a.h> [DEPS targets] [OPTIONS flags])
 #
 # Sources and headers are found below DIRS, however deep; EXCLUDE names files or folders that belong to another target.
 # PCH: whose headers most files of the target include.
@@ -49,7 +49,7 @@ endfunction()
 function(kvtier_compile target pch)
   target_include_directories(${target} PRIVATE "${PROJECT_SOURCE_DIR}")
   target_link_libraries(${target} PRIVATE kvtier_flags)
-  if(pch AND TARGET "${pch}")
+  if(pch AND KVTIER_PCH)
     target_precompile_headers(${target} REUSE_FROM ${pch})
   endif()
 endfunction()

@@ -4,7 +4,6 @@
 #include <cstring>
 #include <ctime>
 #include <random>
-#include <utility>
 #include <vector>
 
 #include "kernels/codec_table.h"
@@ -77,14 +76,24 @@ double CodecSpeed::Copy() {
   return GigabytesPerSecond(bytes_, [&] { std::memcpy(read_.get(), values_.get(), bytes_); });
 }
 
-CodecSpeed::Speed CodecSpeed::Measure(const Codec& codec, int runs) {
-  std::vector<double> encodes, decodes;
+std::vector<CodecSpeed::Speed> CodecSpeed::Measure(const std::vector<Codec>& codecs, int runs,
+                                                   const Progress& progress) {
+  struct Figures {
+    std::vector<double> encode, decode;
+  };
+  std::vector<Figures> figures(codecs.size());
+  int done = 0;
   for (int run = 0; run < runs; ++run) {
-    copies_.push_back(Copy());
-    encodes.push_back(Encode(codec));
-    decodes.push_back(Decode(codec));
+    for (std::size_t i = 0; i < codecs.size(); ++i) {
+      copies_.push_back(Copy());
+      figures[i].encode.push_back(Encode(codecs[i]));
+      figures[i].decode.push_back(Decode(codecs[i]));
+      progress(++done, runs * static_cast<int>(codecs.size()));
+    }
   }
-  return {Median(std::move(encodes)), Median(std::move(decodes))};
+  std::vector<Speed> speeds;
+  for (const Figures& of : figures) speeds.push_back({Median(of.encode), Median(of.decode)});
+  return speeds;
 }
 
 double CodecSpeed::copy() const { return Median(copies_); }

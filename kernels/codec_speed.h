@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstddef>
+#include <functional>
 #include <memory>
 #include <vector>
 
@@ -16,13 +17,14 @@ class CodecSpeed {
   CodecSpeed(std::size_t bytes, ElementType source);
 
   // GB of 16-bit data a second of this thread's CPU time: where others share the machine, their
-  // turns do not count. The median of `runs` over all data.
+  // turns do not count. Medians of `runs` over all data, in which the codecs take turns, so that
+  // all meet the same neighbours on the machine. progress(done, all) is called after each turn.
   struct Speed {
     double encode = 0, decode = 0;
   };
-  Speed Measure(const Codec& codec, int runs);
-  // Of all runs so far, memcpy's: it is timed among them, so that it meets the same neighbours on
-  // the machine.
+  using Progress = std::function<void(int done, int all)>;
+  std::vector<Speed> Measure(const std::vector<Codec>& codecs, int runs, const Progress& progress);
+  // Memcpy's, which takes turns with the codecs.
   double copy() const;
 
   // 128, or the least that the codec takes.

@@ -298,7 +298,8 @@ std::uint64_t DecodeRowsTo(const DecodeRun& run, Row& row, Plain plain) {
 }
 
 template <class Out, class Plain>
-std::uint64_t DecodeShiftedE4m3(const DecodeRun& run, ShiftedE4m3<Out> shifted, Plain plain) {
+std::uint64_t DecodeShiftedE4m3(const DecodeRun& run, const ShiftedE4m3<Out>& shifted,
+                                Plain plain) {
   std::uint64_t saturated = 0;
   for (std::int64_t i = 0; i < run.tokens; ++i) {
     const std::byte* row = run.in + (run.first_token + i) * run.dim;

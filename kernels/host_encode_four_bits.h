@@ -22,22 +22,36 @@ namespace {
 
 #if KVT_VECTORS
 
-// LlamaQ4::Encode.
+// LlamaQ4::Encode. What is computed of the block stays in vectors, in each lane alike.
 template <class Source>
 HWY_INLINE void EncodeQ4Block(const Source* x, std::uint8_t* out) {
-  const float d = LlamaQ4::FirstLargest(x) / -8.0f;
-  const FloatVector inverse = Float(FiniteOrZero(1.0f / d));
-  const Fp16 stored = FromFloat<Fp16>(d);
+  constexpr int kVectors = kLlamaBlock / kBlock;
+  FloatBlock b[kVectors];
+  FloatVector highest = Float(0.0f), lowest = Float(0.0f);
+  for (int i = 0; i < kVectors; ++i) {
+    b[i] = Load(x + i * kBlock);
+    highest = hn::Max(highest, hn::Max(b[i].even, b[i].odd));
+    lowest = hn::Min(lowest, hn::Min(b[i].even, b[i].odd));
+  }
+  highest = Meet<kLlamaBlock>(highest, [](FloatVector v, FloatVector w) { return hn::Max(v, w); });
+  lowest = Meet<kLlamaBlock>(lowest, [](FloatVector v, FloatVector w) { return hn::Min(v, w); });
+  const FloatVector down = hn::Neg(lowest);
+  // Which of two came first, and a block of zeros: seldom, and found one by one.
+  if (hn::GetLane(highest) == hn::GetLane(down)) return LlamaQ4::Encode(x, out);
+  const FloatVector largest = hn::IfThenElse(hn::Lt(down, highest), highest, lowest);
+  const FloatVector d = largest / Float(-8.0f);
+  const std::uint16_t stored = hn::GetLane(RoundTo(FloatBlock{d, d}, Fp16()));
   std::memcpy(out, &stored, sizeof stored);
+  const FloatVector exact = Float(1.0f) / d;
+  const auto is_finite = hn::Lt(hn::Abs(exact), FloatOf(Word(kF32Infinity)));
+  const FloatVector inverse = hn::IfThenElseZero(is_finite, exact);
+  std::uint8_t codes[kLlamaBlock];
   const auto code = [inverse](FloatVector v) {
     const WordVector y = BitsOf(v * inverse + Float(8.5f));
     return Truncate(FloatOf(MinOf(MaxOf(y, Word(0)), BitsOf(Float(15.0f)))));
   };
-  std::uint8_t codes[kLlamaBlock];
-  for (int i = 0; i < kLlamaBlock; i += kBlock) {
-    const FloatBlock b = Load(x + i);
-    StoreBytes(Join({code(b.even), code(b.odd)}), codes + i);
-  }
+  for (int i = 0; i < kVectors; ++i)
+    StoreBytes(Join({code(b[i].even), code(b[i].odd)}), codes + i * kBlock);
   const hn::CappedTag<std::uint8_t, kLlamaBlock / 2> d8;
   const auto high = hn::ShiftLeft<4>(hn::LoadU(d8, codes + kLlamaBlock / 2));
   hn::StoreU(hn::LoadU(d8, codes) | high, d8, out + 2);
@@ -54,16 +68,11 @@ constexpr int kNvfp4Vectors =  // NOLINT(misc-definitions-in-headers): one an in
     kBlock < Nvfp4Block::kValues ? Nvfp4Block::kValues / kBlock : 1;
 constexpr int kNvfp4Channels = kNvfp4Vectors * kBlock;  // NOLINT(misc-definitions-in-headers)
 
-// What the 8 words of a block hold meets, each with its neighbour first; all then hold the outcome.
 template <class V, class F>
 HWY_INLINE V MeetInNvfp4Block(const V (&parts)[kNvfp4Vectors], F f) {
-  V met[kNvfp4Vectors];
-  for (int i = 0; i < kNvfp4Vectors; ++i) {
-    met[i] = f(parts[i], SwapLanes<0>(parts[i]));
-    met[i] = f(met[i], SwapLanes<1>(met[i]));
-    if constexpr (kBlock >= 16) met[i] = f(met[i], SwapLanes<2>(met[i]));
-  }
-  return kNvfp4Vectors == 1 ? met[0] : f(met[0], met[kNvfp4Vectors - 1]);
+  constexpr int kWords = Nvfp4Block::kValues / 2;
+  const V met = Meet<kWords>(parts[0], f);
+  return kNvfp4Vectors == 1 ? met : f(met, Meet<kWords>(parts[kNvfp4Vectors - 1], f));
 }
 
 // Of each of a row's blocks, with the largest magnitude at one code value.
@@ -183,6 +192,7 @@ HWY_INLINE bool EncodeNvfp4Blocks(const Source* x, int dim, float scale, std::ui
   return true;
 }
 
+// RoundInRange, as fp32.
 HWY_INLINE FloatVector RoundedTo(FloatVector x, float) { return x; }
 HWY_INLINE FloatVector RoundedTo(FloatVector x, Bf16) {
   const WordVector u = BitsOf(x);
@@ -229,7 +239,7 @@ HWY_INLINE bool EncodeInt4Blocks(const Source* x, int dim, std::uint8_t* out) {
   const FloatVector zero_point = Float(static_cast<float>(scaling.zero_point));
   const auto code = [&](FloatVector v) {
     const WordVector rounded = BitsOf((v * inverse + zero_point) + Float(0.5f));
-    return Truncate(FloatOf(MinOf(MaxOf(rounded, Word(0)), BitsOf(Float(15.5f)))));
+    return Truncate(FloatOf(MinOf(MaxOf(rounded, Word(0)), BitsOf(Float(15.5f))))) & Word(15u);
   };
   for (int c = 0; c < dim; c += kBlock) {
     const FloatBlock b = LoadInBlockOrder(y + c);

@@ -6,7 +6,8 @@
 namespace kvtier::kernels {
 
 // The instruction sets that the host's codecs are compiled for and this CPU runs, best first, by
-// Highway's names: "AVX3" (AVX-512), "AVX2", and the plain build, "SCALAR" or "SSE2". Never empty.
+// Highway's names: "AVX3" (AVX-512), "AVX2", and the plain build, "SCALAR" or "EMU128". Never
+// empty.
 std::vector<std::string> HostTargets();
 
 // Makes the host's codecs run on one of HostTargets() instead of the best. For tests and

@@ -1,7 +1,7 @@
 // Blocks of kBlock values as two vectors of fp32, those of even and those of odd index: what 16-bit
 // values fall into without a shuffle. For the loops of the host's codecs of which the compiler
-// makes too little; not for the target SCALAR. Bits are those of kernels/float_bits.h. Included
-// once per instruction set.
+// makes too little; not for the plain build, SCALAR or EMU128. Bits are those of
+// kernels/float_bits.h. Included once per instruction set.
 #if defined(KVT_HOST_VECTORS) == defined(HWY_TARGET_TOGGLE)
 #ifdef KVT_HOST_VECTORS
 #undef KVT_HOST_VECTORS
@@ -17,7 +17,7 @@
 #include "kernels/float_bits.h"
 
 #undef KVT_VECTORS
-#if HWY_TARGET == HWY_SCALAR
+#if HWY_TARGET == HWY_SCALAR || HWY_TARGET == HWY_EMU128
 #define KVT_VECTORS 0
 #else
 #define KVT_VECTORS 1
@@ -88,11 +88,11 @@ HWY_INLINE FloatVector E2m1ToFloat(WordVector code) {
   return FloatOf(value | hn::ShiftLeft<28>(code & Word(8u)));
 }
 
-// Of 0 <= x < 2^22. ConvertTo does more: it saturates.
+// Of 0 <= x < 2^22, in the lowest 22 bits. ConvertTo does more: it saturates.
 HWY_INLINE WordVector Truncate(FloatVector x) {
   const FloatVector magic = Float(12582912.0f), sum = x + magic;
   const auto too_large = hn::RebindMask(Words(), hn::Lt(x, sum - magic));
-  return (BitsOf(sum) + hn::VecFromMask(Words(), too_large)) & Word(0x3fffffu);
+  return BitsOf(sum) + hn::VecFromMask(Words(), too_large);
 }
 
 // Each lane becomes the one 2^kStage away.
@@ -107,6 +107,15 @@ HWY_INLINE V SwapLanes(V x) {
     const auto lanes = hn::Iota(SignedWords(), 0) ^ hn::Set(SignedWords(), 1 << kStage);
     return hn::TableLookupLanes(x, hn::IndicesFromVec(d, lanes));
   }
+}
+// What each kLanes lanes hold meets, each with its neighbour first; all of them hold the outcome.
+template <int kLanes, class V, class F>
+HWY_INLINE V Meet(V x, F f) {
+  x = f(x, SwapLanes<0>(x));
+  x = f(x, SwapLanes<1>(x));
+  if constexpr (kLanes >= 8 && kBlock >= 16) x = f(x, SwapLanes<2>(x));
+  if constexpr (kLanes >= 16 && kBlock >= 32) x = f(x, SwapLanes<3>(x));
+  return x;
 }
 HWY_INLINE FloatBlock Product(FloatBlock a, FloatVector by) { return {a.even * by, a.odd * by}; }
 

@@ -25,6 +25,7 @@ using kvtier::testing::StatusIs;
 using kvtier::testing::TempDir;
 using ::testing::AllOf;
 using ::testing::ElementsAre;
+using ::testing::EndsWith;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using ::testing::Not;

@@ -144,9 +144,10 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     UseHostTarget(targets[i]);
     if (Everything(c) == want) continue;
     std::fprintf(stderr, "%s differs: %s, dim %d, %s, scales %g and %g, %lld tokens from %lld\n",
-                 targets[i].c_str(), testing::NameOf(c.codec).c_str(), c.dim, ElementName(c.source),
-                 static_cast<double>(c.scale), static_cast<double>(c.out_scale),
-                 static_cast<long long>(c.tokens), static_cast<long long>(c.first_token));
+                 targets[i].c_str(), kvtier::kernels::testing::NameOf(c.codec).c_str(), c.dim,
+                 ElementName(c.source), static_cast<double>(c.scale),
+                 static_cast<double>(c.out_scale), static_cast<long long>(c.tokens),
+                 static_cast<long long>(c.first_token));
     std::abort();
   }
   UseHostTarget(targets.front());
