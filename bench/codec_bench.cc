@@ -79,6 +79,7 @@ Result Measure(const Options& options) {
   kernels::CodecSpeed speed(options.mib << 20, options.source());
   const std::vector<Format> formats = Formats(options.source());
   std::vector<Codec> codecs;
+  codecs.reserve(formats.size());
   for (const Format& format : formats) codecs.push_back(format.codec);
   const auto speeds = speed.Measure(codecs, options.runs, [](int done, int all) {
     std::fprintf(stderr, "\r%d of %d%s", done, all, done == all ? "\n" : "");

@@ -92,6 +92,7 @@ std::vector<CodecSpeed::Speed> CodecSpeed::Measure(const std::vector<Codec>& cod
     }
   }
   std::vector<Speed> speeds;
+  speeds.reserve(figures.size());
   for (const Figures& of : figures) speeds.push_back({Median(of.encode), Median(of.decode)});
   return speeds;
 }

@@ -157,6 +157,7 @@ std::uint64_t EncodeBlocks(const EncodeRun& run) {
 template <class Source>
 struct FloatRow {
   float values[kMaxHeadDim];
+  // NOLINTNEXTLINE(cppcoreguidelines-pro-type-member-init): it fills them
   FloatRow(const Source* x, int dim) { DivideRow(x, dim, 1.0f, values); }
 };
 

@@ -242,6 +242,10 @@ TEST_F(Checkpoint, ScalesOfNoModelAreWarnedOfByTensor) {
   EXPECT_THAT(Read()->warnings,
               ElementsAre(AllOf(HasSubstr(Name(0, "v")), HasSubstr(Name(1, "k")),
                                 Not(HasSubstr(Name(0, "k"))), Not(HasSubstr(Name(1, "v"))))));
+
+  WriteConfig(CheckpointConfigText(1, 2));
+  WriteFile({Scale(0, "kv", {1e-8f})});
+  EXPECT_THAT(Read()->warnings, ElementsAre(EndsWith(": " + Name(0, "kv"))));
 }
 
 // ---- which layers ----
