@@ -38,19 +38,21 @@ std::vector<Codec> CodecsAndExtremes() {
 }
 
 // Values over many binades, zeros of both signs among them. Some rows hold what E4M3 does not; some
-// a single value, which a rotation turns into a row to one side of 0.
+// one value above all others, which a rotation spreads: such a row lies to one side of 0.
 SourceRows HardRows(ElementType type, int dim, std::int64_t tokens, SeededRandom& random) {
-  int most = 0;
-  bool single = false;
+  int most = 0, below = 0;
+  float first = 0;
   return SourceRows(type, dim, tokens, dim + 3).Fill([&](std::int64_t, int c) {
     if (c == 0) {
       most = random.OneIn(2) ? 5 : 13;
-      single = random.OneIn(4);
+      below = random.OneIn(2) ? static_cast<int>(random.Between(3, 8)) : 0;
     }
     const float sign = random.OneIn(2) ? 1.0f : -1.0f;
-    if (single ? c > 0 : random.OneIn(10)) return sign * 0.0f;
-    return sign * std::ldexp(1.0f + static_cast<float>(random.Between(0, 1 << 20)) * 0x1p-20f,
-                             static_cast<int>(random.Between(-20, most)));
+    if (c > 0 && below > 0) return sign * std::ldexp(first, -below);
+    if (c > 0 && random.OneIn(10)) return sign * 0.0f;
+    first = sign * std::ldexp(1.0f + static_cast<float>(random.Between(0, 1 << 20)) * 0x1p-20f,
+                              static_cast<int>(random.Between(-20, most)));
+    return first;
   });
 }
 
