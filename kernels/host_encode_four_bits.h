@@ -42,13 +42,10 @@ HWY_INLINE void EncodeQ4Block(const Source* x, std::uint8_t* out) {
   const FloatVector d = largest / Float(-8.0f);
   const std::uint16_t stored = hn::GetLane(RoundTo(FloatBlock{d, d}, Fp16()));
   std::memcpy(out, &stored, sizeof stored);
-  const FloatVector exact = Float(1.0f) / d;
-  const auto is_finite = hn::Lt(hn::Abs(exact), FloatOf(Word(kF32Infinity)));
-  const FloatVector inverse = hn::IfThenElseZero(is_finite, exact);
+  const FloatVector inverse = InverseOrZero(d);
   std::uint8_t codes[kLlamaBlock];
   const auto code = [inverse](FloatVector v) {
-    const WordVector y = BitsOf(v * inverse + Float(8.5f));
-    return Truncate(FloatOf(MinOf(MaxOf(y, Word(0)), BitsOf(Float(15.0f)))));
+    return Truncate(ClampTo(v * inverse + Float(8.5f), 15.0f));
   };
   for (int i = 0; i < kVectors; ++i)
     StoreBytes(Join({code(b[i].even), code(b[i].odd)}), codes + i * kBlock);
@@ -91,13 +88,11 @@ struct Nvfp4Scales {
       const WordVector held = MinOf(BitsOf(exact), Word(kLargestBits<E4m3>));
       const WordVector code = RoundMagnitudeTo(FloatOf(held), E4m3()).code & Word(0x7fu);
       const FloatVector step = E4m3ToFloat(code) * Float(scale_of_all);
-      const WordVector inverse = BitsOf(Float(1.0f) / step);
-      const FloatVector finite =
-          FloatOf(hn::IfThenElseZero(Less(inverse, Word(kF32Infinity)), inverse));
+      const FloatVector inverse = InverseOrZero(step);
       hn::StoreU(code, Words(), codes + b);
       hn::StoreU(step, d, steps + b);
-      hn::StoreU(finite, d, inverses + b);
-      most = MaxOf(most, BitsOf(magnitude * finite));
+      hn::StoreU(inverse, d, inverses + b);
+      most = MaxOf(most, BitsOf(magnitude * inverse));
     }
     return hn::GetLane(hn::MaxOfLanes(Words(), most)) <= Bits(7.0f);
   }
@@ -238,8 +233,7 @@ HWY_INLINE bool EncodeInt4Blocks(const Source* x, int dim, std::uint8_t* out) {
   const FloatVector inverse = Float(1.0f / scaling.scale);
   const FloatVector zero_point = Float(static_cast<float>(scaling.zero_point));
   const auto code = [&](FloatVector v) {
-    const WordVector rounded = BitsOf((v * inverse + zero_point) + Float(0.5f));
-    return Truncate(FloatOf(MinOf(MaxOf(rounded, Word(0)), BitsOf(Float(15.5f))))) & Word(15u);
+    return Truncate(ClampTo((v * inverse + zero_point) + Float(0.5f), 15.5f)) & Word(15u);
   };
   for (int c = 0; c < dim; c += kBlock) {
     const FloatBlock b = LoadInBlockOrder(y + c);

@@ -79,9 +79,7 @@ HWY_INLINE void MeasureBlocks(const Source* x, std::int64_t stride, int tokens, 
 // KiviCode of the fp32 level in the lowest byte, whose other bits mean nothing.
 template <int kBits>
 HWY_INLINE WordVector KiviCodes(FloatVector x, FloatVector minimum, FloatVector inverse) {
-  const WordVector steps = BitsOf((x - minimum) * inverse);
-  const WordVector most = BitsOf(Float((1 << kBits) - 1));
-  return BitsOf(FloatOf(MinOf(MaxOf(steps, Word(0)), most)) + Float(12582912.0f));
+  return BitsOf(ClampTo((x - minimum) * inverse, (1 << kBits) - 1) + Float(12582912.0f));
 }
 
 // Of each channel.

@@ -88,6 +88,15 @@ HWY_INLINE FloatVector E2m1ToFloat(WordVector code) {
   return FloatOf(value | hn::ShiftLeft<28>(code & Word(8u)));
 }
 
+// Clamp, and FiniteOrZero of the inverse.
+HWY_INLINE FloatVector ClampTo(FloatVector x, float largest) {
+  return FloatOf(MinOf(MaxOf(BitsOf(x), Word(0)), BitsOf(Float(largest))));
+}
+HWY_INLINE FloatVector InverseOrZero(FloatVector x) {
+  const FloatVector inverse = Float(1.0f) / x;
+  return hn::IfThenElseZero(hn::Lt(hn::Abs(inverse), FloatOf(Word(kF32Infinity))), inverse);
+}
+
 // Of 0 <= x < 2^22, in the lowest 22 bits. ConvertTo does more: it saturates.
 HWY_INLINE WordVector Truncate(FloatVector x) {
   const FloatVector magic = Float(12582912.0f), sum = x + magic;
