@@ -22,7 +22,7 @@ endif()
 # the time. With -DKVTIER_DEBUG_INFO=-g a debugger sees variables, too.
 set(KVTIER_DEBUG_INFO "-g1" CACHE STRING "Debug information of Debug builds")
 set(CMAKE_CXX_FLAGS_DEBUG "-O1 ${KVTIER_DEBUG_INFO} -D_GLIBCXX_ASSERTIONS")
-set(CMAKE_CXX_FLAGS_RELEASE "-O3 -g1 -DNDEBUG")
+set(CMAKE_CXX_FLAGS_RELEASE "-O2 -g1 -DNDEBUG")
 
 # A codec gives the same bits wherever it is compiled: contraction of a * b + c is off (it is on by default, and shows
 # on machines with FMA). The other two change no value; they let loops be vectorized.

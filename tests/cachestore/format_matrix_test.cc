@@ -8,6 +8,7 @@
 #include <array>
 #include <cstdlib>
 #include <cstring>
+#include <iostream>
 #include <set>
 #include <string>
 #include <tuple>
@@ -195,8 +196,10 @@ TEST_F(FormatMatrix, StoresOrRefusesByTheDim) {
   // NOLINTNEXTLINE(concurrency-mt-unsafe): nothing here sets the environment
   const bool all = std::getenv("KVTIER_EXHAUSTIVE") != nullptr;
   const std::vector<Case> cases = all ? AllCases() : PairwiseCases(random_);
-  for (const Case& at : cases) {
-    Run(at);
+  for (std::size_t i = 0; i < cases.size(); ++i) {
+    if (all && i % (cases.size() / 20) == 0)
+      std::cout << "matrix: case " << i << " of " << cases.size() << std::endl;
+    Run(cases[i]);
     if (HasFailure()) return;
   }
   RecordProperty("cases", static_cast<int>(cases.size()));
