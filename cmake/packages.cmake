@@ -5,6 +5,7 @@ find_package(absl CONFIG REQUIRED)
 find_package(fmt CONFIG REQUIRED)
 find_package(hwy CONFIG REQUIRED)
 find_package(nlohmann_json CONFIG REQUIRED)
+find_package(OpenSSL REQUIRED)
 
 # xxhash comes without a CMake file.
 find_path(XXHASH_INCLUDE_DIR xxhash.h REQUIRED)

@@ -41,6 +41,7 @@ ONLY_IN = {
     "google/protobuf/": ("client/", "service/", "tests/", "bench/"),
     "hwy/": ("kernels/host_",),
     "nlohmann/": ("cachestore/model/", "client/", "service/", "tests/", "bench/"),
+    "openssl/": ("cachestore/model/prefix_key.cc",),
     "prometheus/": ("service/metrics/", "service/main.cc"),
     "spdlog/": ("client/cli/", "service/"),
     "toml++/": ("service/config/",),

@@ -12,6 +12,7 @@
 from kvtier.client import AppendStream, Client, Layer, LayerData, Model, ReadResult
 from kvtier.dtypes import from_float32, to_float32
 from kvtier.errors import KvTierError
+from kvtier.prefix import Prompt, prefix_keys, root_key
 
 __all__ = [
     "AppendStream",
@@ -20,7 +21,10 @@ __all__ = [
     "Layer",
     "LayerData",
     "Model",
+    "Prompt",
     "ReadResult",
     "from_float32",
+    "prefix_keys",
+    "root_key",
     "to_float32",
 ]
