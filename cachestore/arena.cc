@@ -8,13 +8,16 @@
 namespace kvtier::cachestore {
 
 Allocation::~Allocation() {
-  if (arena_ != nullptr) arena_->Free(data_, size_, use_);
+  if (arena_ == nullptr) return;
+  if (account_ != nullptr) account_->Add({-use_, -size_});
+  arena_->Free(data_, size_, use_);
 }
 
 void Allocation::Hold(const MemoryUse& delta) {
   use_ += delta;
   KVT_CHECK(use_.total() >= 0 && use_.total() <= size_);
   arena_->Account(delta);
+  if (account_ != nullptr) account_->Add({delta, 0});
 }
 
 Arena::Arena(std::byte* slab, std::int64_t bytes) : slab_(slab), bytes_(bytes) {
@@ -22,7 +25,7 @@ Arena::Arena(std::byte* slab, std::int64_t bytes) : slab_(slab), bytes_(bytes) {
   InsertFree(0, bytes / kAlignment * kAlignment);
 }
 
-Allocation Arena::Allocate(std::int64_t bytes) {
+Allocation Arena::Allocate(std::int64_t bytes, MemoryAccount* account) {
   KVT_CHECK(bytes > 0);
   const Size size = AlignUp(bytes);
   absl::MutexLock lock(&mutex_);
@@ -34,8 +37,10 @@ Allocation Arena::Allocate(std::int64_t bytes) {
   allocated_ += size;
   Allocation allocation;
   allocation.arena_ = this;
+  allocation.account_ = account;
   allocation.data_ = slab_ + offset;
   allocation.size_ = size;
+  if (account != nullptr) account->Add({{}, size});
   return allocation;
 }
 

@@ -8,20 +8,22 @@
 
 #include "absl/base/thread_annotations.h"
 #include "absl/synchronization/mutex.h"
+#include "cachestore/memory_account.h"
 #include "cachestore/model/memory_parts.h"
 
 namespace kvtier::cachestore {
 
 class Arena;
 
-// Memory of the budget; given back when this goes. Move-only; must not outlive its arena. Not
-// thread-safe by itself.
+// Memory of the budget; given back when this goes. Move-only; must not outlive its arena and its
+// account. Not thread-safe by itself.
 class [[nodiscard]] Allocation {
  public:
   Allocation() = default;
   Allocation(Allocation&& other) noexcept { *this = std::move(other); }
   Allocation& operator=(Allocation&& other) noexcept {
     std::swap(arena_, other.arena_);
+    std::swap(account_, other.account_);
     std::swap(data_, other.data_);
     std::swap(size_, other.size_);
     std::swap(use_, other.use_);
@@ -32,6 +34,7 @@ class [[nodiscard]] Allocation {
   explicit operator bool() const { return data_ != nullptr; }
   std::byte* data() const { return data_; }
   std::int64_t size() const { return size_; }
+  MemoryHeld held() const { return {use_, size_}; }
 
   // Says what `delta` more bytes of it now hold; what nobody claims is slack.
   void Hold(const MemoryUse& delta);
@@ -40,6 +43,7 @@ class [[nodiscard]] Allocation {
   friend class Arena;
 
   Arena* arena_ = nullptr;
+  MemoryAccount* account_ = nullptr;
   std::byte* data_ = nullptr;
   std::int64_t size_ = 0;
   MemoryUse use_;
@@ -53,8 +57,10 @@ class Arena {
   Arena(const Arena&) = delete;
   Arena& operator=(const Arena&) = delete;
 
-  // An empty Allocation when no free piece is large enough. `bytes` is rounded up to kAlignment.
-  Allocation Allocate(std::int64_t bytes) ABSL_LOCKS_EXCLUDED(mutex_);
+  // An empty Allocation when no free piece is large enough. `bytes` is rounded up to kAlignment and
+  // stands in `account`, too, where there is one.
+  Allocation Allocate(std::int64_t bytes, MemoryAccount* account = nullptr)
+      ABSL_LOCKS_EXCLUDED(mutex_);
 
   // Sums to budget() exactly.
   MemoryParts Snapshot() const ABSL_LOCKS_EXCLUDED(mutex_);

@@ -9,8 +9,8 @@ namespace {
 
 // Sequences that have no committed token yet count as well: they are on their way to some.
 std::int64_t MeanTokens(const Model& model, const ModelTotals& totals) {
-  if (totals.tokens_held == 0 || totals.sequences() == 0) return model.max_tokens;
-  return std::max<std::int64_t>(1, totals.tokens_held / totals.sequences());
+  if (totals.sequence_tokens == 0 || totals.sequences() == 0) return model.max_tokens;
+  return std::max<std::int64_t>(1, totals.sequence_tokens / totals.sequences());
 }
 
 double Ratio(std::int64_t numerator, std::int64_t denominator) {

@@ -7,6 +7,7 @@
 
 #include "cachestore/base/check.h"
 #include "cachestore/base/errors.h"
+#include "cachestore/base/status_macros.h"
 
 namespace kvtier::cachestore {
 namespace {
@@ -16,15 +17,17 @@ kernels::Codec SourceCodec(ElementType source) {
   return {.id = kernels::CodecId::kRaw, .element = source};
 }
 
-absl::Status OutOfBudget(const Arena& arena, std::int64_t wanted) {
+}  // namespace
+
+absl::StatusOr<Allocation> LayerTensor::Memory::Take(std::int64_t bytes) const {
+  Allocation taken = arena.Allocate(bytes, &account);
+  if (taken) return taken;
   return Error(
       Reason::kBudget,
       fmt::format("the memory budget of {} bytes is full: {} are free, {} more are needed; remove "
                   "sequences or start with more memory",
-                  arena.budget(), arena.Snapshot().free, wanted));
+                  arena.budget(), arena.Snapshot().free, bytes));
 }
-
-}  // namespace
 
 struct LayerTensor::HeadQueue {
   const HeadAdvance& head;
@@ -48,28 +51,26 @@ struct LayerTensor::HeadQueue {
 };
 
 absl::StatusOr<LayerTensor::Growth> LayerTensor::Reserve(absl::Span<const HeadAdvance> heads,
-                                                         Arena& arena, Device& device) const {
+                                                         const Memory& memory) const {
   Growth growth;
-  std::int64_t pages = static_cast<std::int64_t>(parts_.size());
+  std::int64_t pages = end_page();
   bool writes_residual = false;
   for (const HeadAdvance& head : heads) {
-    const std::int64_t codes = model_->residual.CodeTokens(head.to);
+    const std::int64_t codes = CodeTokens(head.to);
     pages = std::max(pages, (codes + model_->layout.page_tokens - 1) / model_->layout.page_tokens);
     // A block that was begun is filled up in the residual before it's encoded.
-    writes_residual |= head.to > codes || model_->residual.ResidualTokens(head.from) > 0;
+    writes_residual |= head.to > codes || ResidualTokens(head.from) > 0;
   }
-  for (std::int64_t page = static_cast<std::int64_t>(parts_.size()); page < pages; ++page) {
-    Allocation memory = arena.Allocate(model_->layout.bytes);
-    if (!memory) return OutOfBudget(arena, model_->layout.bytes);
+  for (std::int64_t page = end_page(); page < pages; ++page) {
+    KVT_ASSIGN_OR_RETURN(Allocation bytes, memory.Take(model_->layout.bytes));
     growth.parts.push_back(
-        std::make_shared<Part>(std::move(memory), *model_, side_, k_before_rope_, device));
+        std::make_shared<Part>(std::move(bytes), *model_, side_, k_before_rope_, memory.device));
   }
   const bool takes_slot =
       slot_ == nullptr ? model_->residual.capacity() > 0 : writes_residual && slot_->shared();
   if (takes_slot) {
-    Allocation memory = arena.Allocate(model_->residual_slot_bytes());
-    if (!memory) return OutOfBudget(arena, model_->residual_slot_bytes());
-    growth.slot = std::make_shared<ResidualSlot>(std::move(memory), *model_);
+    KVT_ASSIGN_OR_RETURN(Allocation bytes, memory.Take(model_->residual_slot_bytes()));
+    growth.slot = std::make_shared<ResidualSlot>(std::move(bytes), *model_);
   }
   return growth;
 }
@@ -93,10 +94,11 @@ void LayerTensor::Queue(absl::Span<const HeadAdvance> heads, const SourceTensor&
                         std::int64_t first_token, Batches& batches) {
   for (const HeadAdvance& head : heads) {
     const HeadQueue queue{head, source, first_token};
-    const std::int64_t codes_before = model_->residual.CodeTokens(head.from);
-    const std::int64_t codes = model_->residual.CodeTokens(head.to);
+    const std::int64_t codes_before = CodeTokens(head.from);
+    const std::int64_t codes = CodeTokens(head.to);
     // Codes up to here come from the residual: what it holds, and the block that it has begun.
-    const std::int64_t in_residual = std::min(codes, AlignUp(head.from, model_->residual.block));
+    const std::int64_t in_residual =
+        std::min(codes, origin_ + AlignUp(head.from - origin_, model_->residual.block));
     queue.AroundStored(head.from, in_residual, [&](std::int64_t begin, std::int64_t end) {
       QueueResidual(queue, begin, end, batches.fill);
     });
@@ -125,7 +127,7 @@ void LayerTensor::QueueStored(const HeadQueue& queue, std::int64_t begin, std::i
     const std::int64_t page = begin / layout.page_tokens;
     const std::int64_t until = (page + 1) * layout.page_tokens;
     const std::int64_t in_page = begin - page * layout.page_tokens;
-    Part& part = *parts_[static_cast<std::size_t>(page)];
+    Part& part = PartAt(page);
     const std::byte* from = stored.parts[static_cast<std::size_t>(page - first_page)];
     batches.copy.push_back({part.UnitAt(queue.head.head, in_page),
                             from + came.UnitOffset(queue.head.shard_head, in_page),
@@ -163,7 +165,7 @@ void LayerTensor::QueueCodes(const HeadQueue& queue, std::int64_t begin, std::in
     } else {
       rows = queue.RowsFrom(begin);
     }
-    Part& part = *parts_[static_cast<std::size_t>(page)];
+    Part& part = PartAt(page);
     jobs.push_back(
         {{.codec = layout.codec,
           .dim = layout.dim,
@@ -187,13 +189,13 @@ void LayerTensor::Settle(absl::Span<const HeadAdvance> heads, std::int64_t resid
                          Device& device) {
   const PartLayout& layout = model_->layout;
   for (const HeadAdvance& head : heads) {
-    std::int64_t begin = model_->residual.CodeTokens(head.from);
-    const std::int64_t end = model_->residual.CodeTokens(head.to);
+    std::int64_t begin = CodeTokens(head.from);
+    const std::int64_t end = CodeTokens(head.to);
     while (begin < end) {
       const std::int64_t page = begin / layout.page_tokens;
       const std::int64_t page_end = (page + 1) * layout.page_tokens;
       const std::int64_t until = std::min(end, page_end);
-      Part& part = *parts_[static_cast<std::size_t>(page)];
+      Part& part = PartAt(page);
       const std::int64_t units = (until - begin) / layout.unit_tokens;
       part.Hold(units);
       saturated_ += part.TakeNewSaturated();
@@ -211,23 +213,51 @@ void LayerTensor::Seal() {
   slot_.reset();
 }
 
-TensorPins LayerTensor::Pin(std::int64_t first_token, std::int64_t end_token,
-                            absl::Span<const std::int64_t> received) const {
-  TensorPins pins{.model = model_, .first_page = first_token / model_->layout.page_tokens};
-  const std::int64_t end_page =
-      AlignUp(end_token, model_->layout.page_tokens) / model_->layout.page_tokens;
-  for (std::int64_t page = pins.first_page;
-       page < std::min(end_page, static_cast<std::int64_t>(parts_.size())); ++page) {
-    const std::shared_ptr<Part>& part = parts_[static_cast<std::size_t>(page)];
+void LayerTensor::Pin(std::int64_t end_token, absl::Span<const std::int64_t> received,
+                      TensorPins& pins) const {
+  const std::int64_t page_tokens = model_->layout.page_tokens;
+  const std::int64_t until = std::min(AlignUp(end_token, page_tokens) / page_tokens, end_page());
+  for (std::int64_t page = std::max(pins.end_page(), first_page_); page < until; ++page) {
+    const auto& part = parts_[static_cast<std::size_t>(page - first_page_)];
     pins.parts.push_back({.part = part, .final = part->final()});
   }
   bool reads_residual = false;
   for (const std::int64_t tokens : received) {
-    pins.code_tokens.push_back(model_->residual.CodeTokens(tokens));
+    pins.code_tokens.push_back(CodeTokens(tokens));
     reads_residual |= pins.code_tokens.back() < end_token;
   }
   if (reads_residual) pins.residual = ResidualPin(slot_);
-  return pins;
+}
+
+std::int64_t LayerTensor::FinalPages() const {
+  const auto filling =
+      std::find_if(parts_.begin(), parts_.end(), [](const auto& part) { return !part->final(); });
+  return filling - parts_.begin();
+}
+
+std::vector<std::shared_ptr<Part>> LayerTensor::TakePages(std::int64_t pages) {
+  const auto end = parts_.begin() + pages;
+  std::vector<std::shared_ptr<Part>> taken(parts_.begin(), end);
+  parts_.erase(parts_.begin(), end);
+  first_page_ += pages;
+  for (const auto& part : taken) held_ -= part->held();
+  return taken;
+}
+
+absl::StatusOr<LayerTensor> LayerTensor::Copy(const Memory& memory) const {
+  LayerTensor copy = *this;
+  for (std::shared_ptr<Part>& part : copy.parts_) {
+    if (part->final()) continue;
+    KVT_ASSIGN_OR_RETURN(Allocation bytes, memory.Take(part->bytes()));
+    part = std::make_shared<Part>(std::move(bytes), *part, memory.device);
+  }
+  if (slot_ != nullptr) {
+    KVT_ASSIGN_OR_RETURN(Allocation bytes, memory.Take(slot_->memory().size()));
+    memory.device.Copy(bytes.data(), slot_->memory().data(), bytes.size());
+    bytes.Hold(slot_->memory().held().use);
+    copy.slot_ = std::make_shared<ResidualSlot>(std::move(bytes), *model_);
+  }
+  return copy;
 }
 
 }  // namespace kvtier::cachestore

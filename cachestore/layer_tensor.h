@@ -33,6 +33,7 @@ struct TensorPins {
     bool verified = false;  // this reader has compared its checksums
   };
   std::vector<PinnedPart> parts;  // from first_page
+  std::int64_t end_page() const { return first_page + static_cast<std::int64_t>(parts.size()); }
   ResidualPin residual;
   std::vector<std::int64_t> code_tokens;  // of every head of the model
 };
@@ -42,9 +43,24 @@ struct TensorPins {
 // guards it.
 class LayerTensor {
  public:
-  // `model` must outlive it.
-  LayerTensor(const TensorModel& model, Side side, bool k_before_rope)
-      : model_(&model), side_(side), k_before_rope_(k_before_rope) {}
+  // `first_page`: what lies before it is in columns, and its first token is where the residual rule
+  // counts from. `model` must outlive it.
+  LayerTensor(const TensorModel& model, Side side, bool k_before_rope, std::int64_t first_page = 0)
+      : model_(&model),
+        side_(side),
+        k_before_rope_(k_before_rope),
+        first_page_(first_page),
+        origin_(first_page * model.layout.page_tokens) {}
+
+  // Where memory comes from, and whom it is put down to.
+  struct Memory {
+    Arena& arena;
+    MemoryAccount& account;
+    Device& device;
+
+    // RESOURCE_EXHAUSTED when the arena has no such piece.
+    absl::StatusOr<Allocation> Take(std::int64_t bytes) const;
+  };
 
   // Memory that an append will need, taken beforehand so that the append itself can't fail
   // half-way.
@@ -56,8 +72,7 @@ class LayerTensor {
     std::shared_ptr<ResidualSlot> slot;
   };
   // RESOURCE_EXHAUSTED when the arena has not enough; nothing is taken then.
-  absl::StatusOr<Growth> Reserve(absl::Span<const HeadAdvance> heads, Arena& arena,
-                                 Device& device) const;
+  absl::StatusOr<Growth> Reserve(absl::Span<const HeadAdvance> heads, const Memory& memory) const;
 
   // An append in three batches that must run in this order: tokens that complete a residual block
   // go to the residual; full units become codes; what stays residual is kept.
@@ -84,15 +99,31 @@ class LayerTensor {
 
   // Of a head's values in a page how many have saturated so far; 0 for a page that isn't there.
   std::uint64_t SaturatedIn(std::int64_t page, int head) const {
-    const auto index = static_cast<std::size_t>(page);
+    const auto index = static_cast<std::size_t>(page - first_page_);
     return index < parts_.size() ? parts_[index]->saturated(head) : 0;
   }
 
   // No tokens will follow: an empty residual slot is given back.
   void Seal();
 
-  TensorPins Pin(std::int64_t first_token, std::int64_t end_token,
-                 absl::Span<const std::int64_t> received) const;
+  // Adds to what of the columns is pinned already what is here of the tokens before `end_token`.
+  void Pin(std::int64_t end_token, absl::Span<const std::int64_t> received, TensorPins& pins) const;
+
+  // Pages from the first on that are final, and can go to columns.
+  std::int64_t FinalPages() const;
+  std::vector<std::shared_ptr<Part>> TakePages(std::int64_t pages);
+
+  // Another that goes on from here by itself: what may still be written is copied.
+  absl::StatusOr<LayerTensor> Copy(const Memory& memory) const;
+
+  // Of `received` tokens those that are codes, and those that are not.
+  std::int64_t CodeTokens(std::int64_t received) const {
+    return origin_ + model_->residual.CodeTokens(received - origin_);
+  }
+  std::int64_t ResidualTokens(std::int64_t received) const {
+    return received - CodeTokens(received);
+  }
+  std::int64_t origin() const { return origin_; }
 
   const TensorModel& model() const { return *model_; }
   Side side() const { return side_; }
@@ -109,11 +140,17 @@ class LayerTensor {
                   std::vector<EncodeJob>& jobs);
   void QueueStored(const HeadQueue& queue, std::int64_t begin, std::int64_t end, Batches& batches);
   void HoldResidual(std::int64_t tokens);
+  Part& PartAt(std::int64_t page) const {
+    return *parts_[static_cast<std::size_t>(page - first_page_)];
+  }
+  std::int64_t end_page() const { return first_page_ + static_cast<std::int64_t>(parts_.size()); }
 
   const TensorModel* model_;
   Side side_;
   bool k_before_rope_;
-  std::vector<std::shared_ptr<Part>> parts_;  // by page
+  std::int64_t first_page_;
+  std::int64_t origin_;
+  std::vector<std::shared_ptr<Part>> parts_;  // from first_page_
   std::shared_ptr<ResidualSlot> slot_;
   std::int64_t residual_tokens_ = 0;  // over all heads
   MemoryHeld held_;

@@ -12,8 +12,8 @@ namespace kvtier::cachestore {
 ModelTotals& ModelTotals::operator+=(const ModelTotals& other) {
   open_sequences += other.open_sequences;
   sealed_sequences += other.sealed_sequences;
+  sequence_tokens += other.sequence_tokens;
   tokens_held += other.tokens_held;
-  held += other.held;
   appended_tokens += other.appended_tokens;
   appended_bytes += other.appended_bytes;
   read_tokens += other.read_tokens;
@@ -29,7 +29,9 @@ void ModelEntry::Add(const ModelTotals& delta) {
 
 ModelTotals ModelEntry::totals() const {
   absl::MutexLock lock(&mutex_);
-  return totals_;
+  ModelTotals totals = totals_;
+  totals.held = memory_.held();
+  return totals;
 }
 
 void ModelEntry::Observe(const std::vector<HeadObservation>& observations) {

@@ -9,6 +9,7 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
+#include "cachestore/memory_account.h"
 #include "cachestore/model/memory_parts.h"
 #include "cachestore/model/model.h"
 
@@ -18,8 +19,9 @@ namespace kvtier::cachestore {
 struct ModelTotals {
   std::int64_t open_sequences = 0;
   std::int64_t sealed_sequences = 0;
-  std::int64_t tokens_held = 0;  // committed
-  MemoryHeld held;
+  std::int64_t sequence_tokens = 0;  // committed, of each sequence
+  std::int64_t tokens_held = 0;      // committed; once where sequences share them
+  MemoryHeld held;                   // what only readers hold any more included
   std::int64_t appended_tokens = 0;  // committed since the start
   std::int64_t appended_bytes = 0;   // source bytes received since the start
   std::int64_t read_tokens = 0;
@@ -44,15 +46,18 @@ struct HeadObservation {
   HeadMagnitudes magnitudes;
 };
 
-// A registered model, its totals, and the magnitudes that went through it since the start, which
-// outlive the sequences they came with. Thread-safe.
+// A registered model, its memory, its totals, and the magnitudes that went through it since the
+// start, which outlive the sequences they came with. Thread-safe.
 class ModelEntry {
  public:
   explicit ModelEntry(std::shared_ptr<const Model> model) : model_(std::move(model)) {}
 
   const Model& model() const { return *model_; }
+  // All but `held`.
   void Add(const ModelTotals& delta) ABSL_LOCKS_EXCLUDED(mutex_);
   ModelTotals totals() const ABSL_LOCKS_EXCLUDED(mutex_);
+  // Where its sequences' memory is accounted for: `held` of the totals.
+  MemoryAccount& memory() { return memory_; }
 
   void Observe(const std::vector<HeadObservation>& observations) ABSL_LOCKS_EXCLUDED(mutex_);
   // [layer][head]; empty while nothing was observed.
@@ -60,6 +65,7 @@ class ModelEntry {
 
  private:
   const std::shared_ptr<const Model> model_;
+  MemoryAccount memory_;
   mutable absl::Mutex mutex_;
   ModelTotals totals_ ABSL_GUARDED_BY(mutex_);
   std::vector<std::vector<HeadMagnitudes>> observed_ ABSL_GUARDED_BY(mutex_);

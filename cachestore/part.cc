@@ -22,6 +22,17 @@ Part::Part(Allocation memory, const TensorModel& model, Side side, bool k_before
     WriteEntry(head, {.scale = ScaleOf(head)}, device);
 }
 
+Part::Part(Allocation memory, const Part& other, Device& device)
+    : model_(other.model_),
+      memory_(std::move(memory)),
+      header_(other.header_),
+      saturated_(other.saturated_),
+      finished_heads_(other.finished_heads_),
+      final_(other.final_) {
+  device.Copy(memory_.data(), other.memory_.data(), memory_.size());
+  memory_.Hold(other.memory_.held().use);
+}
+
 void Part::Hold(std::int64_t units) {
   memory_.Hold({.codes = units * layout().unit.codes, .scales = units * layout().unit.scales});
 }

@@ -21,6 +21,8 @@ class Part {
  public:
   // `model` must outlive the part. Zeroes the memory.
   Part(Allocation memory, const TensorModel& model, Side side, bool k_before_rope, Device& device);
+  // A copy that goes on by itself.
+  Part(Allocation memory, const Part& other, Device& device);
 
   Side side() const { return header_.side; }
   bool k_before_rope() const { return header_.k_before_rope != 0; }
@@ -35,6 +37,8 @@ class Part {
   const PartLayout& layout() const { return model_.layout; }
   bool final() const { return final_; }
   std::int64_t bytes() const { return memory_.size(); }
+  MemoryHeld held() const { return memory_.held(); }
+  std::int64_t saturated_values() const { return static_cast<std::int64_t>(header_.saturated); }
 
   // Counts a head's values that saturated in this part; filled by the device. While it is filling.
   std::uint64_t& saturated(int head) { return saturated_[static_cast<std::size_t>(head)]; }

@@ -15,17 +15,6 @@
 namespace kvtier::cachestore {
 namespace {
 
-bool Overlap(const Shard& a, const Shard& b) {
-  return a.first_layer < b.end_layer() && b.first_layer < a.end_layer() &&
-         a.first_head < b.end_head() && b.first_head < a.end_head();
-}
-
-void NotifyEnded(const std::vector<std::shared_ptr<WriterClaim>>& claims) {
-  for (const std::shared_ptr<WriterClaim>& claim : claims) {
-    if (claim->on_end) claim->on_end(claim->ended);
-  }
-}
-
 // Checks what is new of one K or V of a layer: values as values, codes as codes. `seen`: by head.
 absl::Status CheckTensor(const LayerTensor& tensor, const Chunk& chunk, const Chunk::Layer& from,
                          const std::vector<HeadAdvance>& heads, std::vector<Seen>& seen) {
@@ -66,70 +55,41 @@ absl::Status CheckTensor(const LayerTensor& tensor, const Chunk& chunk, const Ch
 
 }  // namespace
 
-Sequence::Sequence(SequenceKey key, std::shared_ptr<ModelEntry> model, Arena& arena, Device& device,
-                   absl::Time now)
+Sequence::Sequence(SequenceKey key, std::shared_ptr<ModelEntry> model, const SequenceHome& home,
+                   absl::Time now, SequenceStart start)
     : key_(std::move(key)),
       model_(std::move(model)),
-      arena_(arena),
-      device_(device),
-      last_message_(now) {
+      home_(home),
+      path_(std::move(start.path)),
+      writers_(model_->model()),
+      last_message_(now),
+      keys_(std::move(start.keys)) {
   absl::MutexLock lock(&mutex_);
   const bool before_rope = model_->model().request.spec.k_rope == RopeState::kBefore;
   for (const LayerModel& layer : model_->model().layers) {
-    layers_.push_back(
-        {.heads = std::vector<HeadState>(static_cast<std::size_t>(layer.spec.kv_heads)),
-         .k = LayerTensor(layer.k, Side::kK, before_rope),
-         .v = LayerTensor(layer.v, Side::kV, before_rope)});
+    layers_.push_back({.received = std::vector<std::int64_t>(
+                           static_cast<std::size_t>(layer.spec.kv_heads), PathTokens()),
+                       .k = LayerTensor(layer.k, Side::kK, before_rope, path_.pages()),
+                       .v = LayerTensor(layer.v, Side::kV, before_rope, path_.pages())});
   }
+  indexed_begin_ = indexed_end_ = BlocksIn(PathTokens());
+  reported_.appended_tokens = PathTokens();  // counted when they came
   Report(0);
 }
 
 Sequence::~Sequence() { Drop(absl::CancelledError("the store is going away")); }
 
 absl::StatusOr<AppendResult> Sequence::Claim(const std::shared_ptr<WriterClaim>& claim,
-                                             absl::Time now) {
-  std::vector<std::shared_ptr<WriterClaim>> ended;
+                                             std::vector<PrefixKey> keys, absl::Time now) {
+  EndedClaims ended;
   AppendResult standing;
   {
     absl::MutexLock lock(&mutex_);
     KVT_RETURN_IF_ERROR(CheckWritable(*claim));
-    const Shard& shard = claim->shard;
-    for (int layer = shard.first_layer; layer < shard.end_layer(); ++layer) {
-      for (int head = shard.first_head; head < shard.EndHeadIn(HeadsOf(layer)); ++head) {
-        const std::uint64_t seen = layers_[layer].heads[head].epoch;
-        if (claim->epoch >= seen) continue;
-        return Error(
-            Reason::kOldEpoch,
-            fmt::format("writer_epoch is {}; layer {} head {} of sequence \"{}\" has had a "
-                        "writer of epoch {}",
-                        claim->epoch, layer, head, key_.id, seen));
-      }
-    }
-    for (const std::shared_ptr<WriterClaim>& other : writers_) {
-      if (!Overlap(other->shard, shard) || other->epoch != claim->epoch) continue;
-      return Error(Reason::kWriterExists,
-                   fmt::format("writer_epoch is {}; another stream of that epoch is sending layers "
-                               "or heads of this shard "
-                               "of sequence \"{}\"; a higher epoch would take over",
-                               claim->epoch, key_.id));
-    }
-    const auto stays = std::partition(writers_.begin(), writers_.end(), [&](const auto& other) {
-      return !Overlap(other->shard, shard);
-    });
-    for (auto other = stays; other != writers_.end(); ++other) {
-      (*other)->ended =
-          Error(Reason::kOldEpoch, fmt::format("a writer of epoch {} took over from epoch {}",
-                                               claim->epoch, (*other)->epoch));
-      ended.push_back(*other);
-    }
-    writers_.erase(stays, writers_.end());
-    writers_.push_back(claim);
-    for (int layer = shard.first_layer; layer < shard.end_layer(); ++layer) {
-      for (int head = shard.first_head; head < shard.EndHeadIn(HeadsOf(layer)); ++head)
-        layers_[layer].heads[head].epoch = claim->epoch;
-    }
+    KVT_RETURN_IF_ERROR(TakeKeys(std::move(keys)));
+    KVT_RETURN_IF_ERROR(writers_.Add(claim, key_.id, ended));
     last_message_ = now;
-    standing = Standing(shard);
+    standing = Standing(claim->shard);
   }
   NotifyEnded(ended);
   return standing;
@@ -137,9 +97,10 @@ absl::StatusOr<AppendResult> Sequence::Claim(const std::shared_ptr<WriterClaim>&
 
 bool Sequence::Leave(const std::shared_ptr<WriterClaim>& claim) {
   absl::MutexLock lock(&mutex_);
-  std::erase(writers_, claim);
+  writers_.Remove(claim);
   if (state_ == SequenceState::kGone) return true;
-  if (state_ != SequenceState::kOpen || !writers_.empty() || Held().allocated > 0) return false;
+  const bool holds = path_.pages() > 0 || Held().allocated > 0;
+  if (state_ != SequenceState::kOpen || !writers_.empty() || holds) return false;
   DropLocked(absl::OkStatus());
   return true;
 }
@@ -157,6 +118,11 @@ absl::Status Sequence::CheckWritable(const WriterClaim& claim) const {
   return absl::OkStatus();
 }
 
+absl::Status Sequence::CheckHeld() const {
+  if (state_ != SequenceState::kGone) return absl::OkStatus();
+  return Error(Reason::kUnknownSequence, fmt::format("sequence \"{}\" is not held", key_.id));
+}
+
 absl::StatusOr<std::vector<Sequence::PlannedLayer>> Sequence::PlanChunk(const WriterClaim& claim,
                                                                         const Chunk& chunk) {
   std::vector<PlannedLayer> planned;
@@ -164,7 +130,7 @@ absl::StatusOr<std::vector<Sequence::PlannedLayer>> Sequence::PlanChunk(const Wr
     PlannedLayer plan{.source = &source, .layer = &layers_[static_cast<std::size_t>(source.layer)]};
     const int end_head = claim.shard.EndHeadIn(HeadsOf(source.layer));
     for (int head = claim.shard.first_head; head < end_head; ++head) {
-      const std::int64_t received = plan.layer->heads[static_cast<std::size_t>(head)].received;
+      const std::int64_t received = plan.layer->received[static_cast<std::size_t>(head)];
       if (chunk.first_token > received) {
         return Error(Reason::kTokenGap,
                      fmt::format("chunk.first_token is {}; layer {} head {} expects token {}",
@@ -187,9 +153,9 @@ absl::StatusOr<std::vector<Sequence::PlannedLayer>> Sequence::PlanChunk(const Wr
     planned.push_back(std::move(plan));
   }
   for (PlannedLayer& plan : planned) {
-    KVT_ASSIGN_OR_RETURN(plan.k, plan.layer->k.Reserve(plan.heads, arena_, device_));
+    KVT_ASSIGN_OR_RETURN(plan.k, plan.layer->k.Reserve(plan.heads, Memory()));
     if (plan.layer->v.model().dim() == 0) continue;
-    KVT_ASSIGN_OR_RETURN(plan.v, plan.layer->v.Reserve(plan.heads, arena_, device_));
+    KVT_ASSIGN_OR_RETURN(plan.v, plan.layer->v.Reserve(plan.heads, Memory()));
   }
   return planned;
 }
@@ -197,36 +163,35 @@ absl::StatusOr<std::vector<Sequence::PlannedLayer>> Sequence::PlanChunk(const Wr
 absl::Status Sequence::RunChunk(const Chunk& chunk, std::vector<PlannedLayer>& planned) {
   LayerTensor::Batches batches;
   for (PlannedLayer& plan : planned) {
-    plan.layer->k.Grow(std::move(plan.k), device_);
+    plan.layer->k.Grow(std::move(plan.k), home_.device);
     plan.layer->k.Queue(plan.heads, plan.source->k, chunk.first_token, batches);
     if (plan.layer->v.model().dim() == 0) continue;
-    plan.layer->v.Grow(std::move(plan.v), device_);
+    plan.layer->v.Grow(std::move(plan.v), home_.device);
     plan.layer->v.Queue(plan.heads, plan.source->v, chunk.first_token, batches);
   }
   for (const LayerTensor::Batches::Copy& copy : batches.copy)
-    device_.Write(copy.to, copy.from, copy.bytes);
-  KVT_RETURN_IF_ERROR(device_.Encode(batches.fill));
-  KVT_RETURN_IF_ERROR(device_.Encode(batches.encode));
-  return device_.Encode(batches.keep);
+    home_.device.Write(copy.to, copy.from, copy.bytes);
+  KVT_RETURN_IF_ERROR(home_.device.Encode(batches.fill));
+  KVT_RETURN_IF_ERROR(home_.device.Encode(batches.encode));
+  return home_.device.Encode(batches.keep);
 }
 
 void Sequence::SettleLayer(const PlannedLayer& planned) {
   LayerState& layer = *planned.layer;
   for (const HeadAdvance& head : planned.heads)
-    layer.heads[static_cast<std::size_t>(head.head)].received = head.to;
+    layer.received[static_cast<std::size_t>(head.head)] = head.to;
   const auto residual = [&](const LayerTensor& tensor) {
     std::int64_t tokens = 0;
-    for (const HeadState& head : layer.heads)
-      tokens += tensor.model().residual.ResidualTokens(head.received);
+    for (const std::int64_t received : layer.received) tokens += tensor.ResidualTokens(received);
     return tokens;
   };
-  layer.k.Settle(planned.heads, residual(layer.k), device_);
-  if (layer.v.model().dim() > 0) layer.v.Settle(planned.heads, residual(layer.v), device_);
+  layer.k.Settle(planned.heads, residual(layer.k), home_.device);
+  if (layer.v.model().dim() > 0) layer.v.Settle(planned.heads, residual(layer.v), home_.device);
 }
 
 absl::StatusOr<AppendResult> Sequence::Append(const WriterClaim& claim, const Chunk& chunk,
                                               absl::Time now) {
-  std::vector<std::shared_ptr<WriterClaim>> ended;
+  EndedClaims ended;
   absl::StatusOr<AppendResult> result;
   {
     absl::MutexLock lock(&mutex_);
@@ -236,9 +201,8 @@ absl::StatusOr<AppendResult> Sequence::Append(const WriterClaim& claim, const Ch
   return result;
 }
 
-absl::StatusOr<AppendResult> Sequence::AppendLocked(
-    const WriterClaim& claim, const Chunk& chunk, absl::Time now,
-    std::vector<std::shared_ptr<WriterClaim>>& ended) {
+absl::StatusOr<AppendResult> Sequence::AppendLocked(const WriterClaim& claim, const Chunk& chunk,
+                                                    absl::Time now, EndedClaims& ended) {
   KVT_RETURN_IF_ERROR(CheckWritable(claim));
   KVT_ASSIGN_OR_RETURN(std::vector<PlannedLayer> planned, PlanChunk(claim, chunk));
   const std::int64_t saturated_before = Saturated();
@@ -259,6 +223,7 @@ absl::StatusOr<AppendResult> Sequence::AppendLocked(
     model_->Observe(plan.observed);
     SettleLayer(plan);
   }
+  Publish();
   last_message_ = now;
   AppendResult result = Standing(claim.shard);
   result.skipped_tokens = skipped;
@@ -268,25 +233,21 @@ absl::StatusOr<AppendResult> Sequence::AppendLocked(
 }
 
 absl::Status Sequence::Seal(std::int64_t tokens) {
-  std::vector<std::shared_ptr<WriterClaim>> over;
+  EndedClaims ended;
   {
     absl::MutexLock lock(&mutex_);
     KVT_RETURN_IF_ERROR(SealLocked(tokens));
-    over = std::exchange(writers_, {});
+    ended = writers_.EndAll(absl::OkStatus());
   }
-  for (const std::shared_ptr<WriterClaim>& claim : over) {
-    if (claim->on_end) claim->on_end(absl::OkStatus());
-  }
+  NotifyEnded(ended);
   return absl::OkStatus();
 }
 
 absl::Status Sequence::SealLocked(std::int64_t tokens) {
-  if (state_ == SequenceState::kGone) {
-    return Error(Reason::kUnknownSequence, fmt::format("sequence \"{}\" is not held", key_.id));
-  }
+  KVT_RETURN_IF_ERROR(CheckHeld());
   for (std::size_t layer = 0; layer < layers_.size(); ++layer) {
-    for (std::size_t head = 0; head < layers_[layer].heads.size(); ++head) {
-      const std::int64_t received = layers_[layer].heads[head].received;
+    for (std::size_t head = 0; head < layers_[layer].received.size(); ++head) {
+      const std::int64_t received = layers_[layer].received[head];
       if (received == tokens) continue;
       return Error(Reason::kIncomplete,
                    fmt::format("tokens is {}; layer {} head {} of sequence \"{}\" has received {}",
@@ -302,16 +263,17 @@ absl::Status Sequence::SealLocked(std::int64_t tokens) {
   return absl::OkStatus();
 }
 
-std::vector<std::shared_ptr<WriterClaim>> Sequence::DropLocked(const absl::Status& why) {
+EndedClaims Sequence::DropLocked(const absl::Status& why) {
   state_ = SequenceState::kGone;
+  Unlist();
   layers_.clear();
-  for (const std::shared_ptr<WriterClaim>& claim : writers_) claim->ended = why;
+  path_.CutTo(0);
   Report(0);
-  return std::exchange(writers_, {});
+  return writers_.EndAll(why);
 }
 
 bool Sequence::Drop(const absl::Status& why) {
-  std::vector<std::shared_ptr<WriterClaim>> ended;
+  EndedClaims ended;
   {
     absl::MutexLock lock(&mutex_);
     if (state_ == SequenceState::kGone) return false;
@@ -322,7 +284,7 @@ bool Sequence::Drop(const absl::Status& why) {
 }
 
 absl::Status Sequence::DropOpen(const absl::Status& why) {
-  std::vector<std::shared_ptr<WriterClaim>> ended;
+  EndedClaims ended;
   {
     absl::MutexLock lock(&mutex_);
     if (state_ == SequenceState::kSealed) {
@@ -337,7 +299,7 @@ absl::Status Sequence::DropOpen(const absl::Status& why) {
 }
 
 bool Sequence::DropIdle(absl::Time before, const absl::Status& why) {
-  std::vector<std::shared_ptr<WriterClaim>> ended;
+  EndedClaims ended;
   {
     absl::MutexLock lock(&mutex_);
     if (state_ != SequenceState::kOpen || last_message_ > before) return false;
@@ -349,9 +311,7 @@ bool Sequence::DropIdle(absl::Time before, const absl::Status& why) {
 
 absl::StatusOr<SequencePins> Sequence::Pin(const ReadRange& range) const {
   absl::MutexLock lock(&mutex_);
-  if (state_ == SequenceState::kGone) {
-    return Error(Reason::kUnknownSequence, fmt::format("sequence \"{}\" is not held", key_.id));
-  }
+  KVT_RETURN_IF_ERROR(CheckHeld());
   const std::int64_t committed = Committed();
   if (range.first_token > committed || range.tokens > committed - range.first_token) {
     return Error(
@@ -368,13 +328,24 @@ absl::StatusOr<SequencePins> Sequence::Pin(const ReadRange& range) const {
                     .committed_tokens = committed,
                     .sealed = state_ == SequenceState::kSealed};
   for (int layer = range.shard.first_layer; layer < range.shard.end_layer(); ++layer) {
-    const LayerState& state = layers_[static_cast<std::size_t>(layer)];
-    std::vector<std::int64_t> received;
-    for (const HeadState& head : state.heads) received.push_back(head.received);
-    pins.layers.push_back({.k = state.k.Pin(range.first_token, end, received), .v = {}});
-    if (state.v.model().dim() > 0)
-      pins.layers.back().v = state.v.Pin(range.first_token, end, received);
+    const auto index = static_cast<std::size_t>(layer);
+    const LayerState& state = layers_[index];
+    pins.layers.push_back({.k = PinTensor(state.k, index, range, end), .v = {}});
+    if (state.v.model().dim() > 0) pins.layers.back().v = PinTensor(state.v, index, range, end);
   }
+  return pins;
+}
+
+TensorPins Sequence::PinTensor(const LayerTensor& tensor, std::size_t layer, const ReadRange& range,
+                               std::int64_t end) const {
+  const int page_tokens = model_->model().page_tokens;
+  TensorPins pins{.model = &tensor.model(), .first_page = range.first_token / page_tokens};
+  const std::int64_t end_page = std::min(AlignUp(end, page_tokens) / page_tokens, path_.pages());
+  for (std::int64_t page = pins.first_page; page < end_page; ++page) {
+    const Column::Layer& column = path_[page].layer(layer);
+    pins.parts.push_back({.part = tensor.side() == Side::kK ? column.k : column.v, .final = true});
+  }
+  tensor.Pin(end, layers_[layer].received, pins);
   return pins;
 }
 
@@ -387,23 +358,33 @@ SequenceDescription Sequence::Describe(bool with_layers) const {
                                   .held = Held(),
                                   .saturated_values = Saturated(),
                                   .layers = {}};
+  description.held += path_.held();
+  const std::int64_t shared = SharedPages();
+  for (std::int64_t page = 0; page < shared; ++page)
+    description.saturated_values += path_[page].saturated_values();
   if (!with_layers) return description;
   for (std::size_t i = 0; i < layers_.size(); ++i) {
     const LayerState& layer = layers_[i];
     LayerDescription& out = description.layers.emplace_back();
-    out.received_tokens =
-        LeastReceived({static_cast<int>(i), 1, 0, static_cast<int>(layer.heads.size())});
-    out.k_code_tokens = layer.k.model().residual.CodeTokens(out.received_tokens);
+    out.received_tokens = *std::min_element(layer.received.begin(), layer.received.end());
+    out.k_code_tokens = layer.k.CodeTokens(out.received_tokens);
     const bool has_v = layer.v.model().dim() > 0;
-    out.v_code_tokens = has_v ? layer.v.model().residual.CodeTokens(out.received_tokens) : 0;
+    out.v_code_tokens = has_v ? layer.v.CodeTokens(out.received_tokens) : 0;
     out.k_saturated_values = static_cast<std::int64_t>(layer.k.saturated());
     out.v_saturated_values = static_cast<std::int64_t>(layer.v.saturated());
+    for (std::int64_t page = 0; page < shared; ++page) {
+      const Column::Layer& column = path_[page].layer(i);
+      out.k_saturated_values += column.k->saturated_values();
+      if (has_v) out.v_saturated_values += column.v->saturated_values();
+    }
   }
   return description;
 }
 
 AppendResult Sequence::Standing(const Shard& shard) const {
-  return {.received_tokens = LeastReceived(shard), .committed_tokens = Committed()};
+  return {.received_tokens = LeastReceived(shard),
+          .committed_tokens = Committed(),
+          .residual_origin = layers_[0].k.origin()};
 }
 
 int Sequence::HeadsOf(int layer) const {
@@ -415,8 +396,7 @@ std::int64_t Sequence::LeastReceived(const Shard& shard) const {
   for (int layer = shard.first_layer; layer < shard.end_layer(); ++layer) {
     for (int head = shard.first_head; head < shard.EndHeadIn(HeadsOf(layer)); ++head) {
       least = std::min(
-          least,
-          layers_[static_cast<std::size_t>(layer)].heads[static_cast<std::size_t>(head)].received);
+          least, layers_[static_cast<std::size_t>(layer)].received[static_cast<std::size_t>(head)]);
     }
   }
   return least;
@@ -425,7 +405,7 @@ std::int64_t Sequence::LeastReceived(const Shard& shard) const {
 std::int64_t Sequence::Committed() const {
   std::int64_t least = std::numeric_limits<std::int64_t>::max();
   for (const LayerState& layer : layers_) {
-    for (const HeadState& head : layer.heads) least = std::min(least, head.received);
+    for (const std::int64_t received : layer.received) least = std::min(least, received);
   }
   return layers_.empty() ? 0 : least;
 }
@@ -446,25 +426,25 @@ std::int64_t Sequence::Saturated() const {
 }
 
 void Sequence::Report(std::int64_t source_bytes) {
-  ModelTotals now;
-  now.open_sequences = state_ == SequenceState::kOpen ? 1 : 0;
-  now.sealed_sequences = state_ == SequenceState::kSealed ? 1 : 0;
-  now.tokens_held = Committed();
-  now.held = Held();
-  ModelTotals delta = now;
-  delta.open_sequences -= reported_.open_sequences;
-  delta.sealed_sequences -= reported_.sealed_sequences;
-  delta.tokens_held -= reported_.tokens_held;
-  delta.held.use -= reported_.held.use;
-  delta.held.allocated -= reported_.held.allocated;
+  const std::int64_t committed = Committed(), saturated = Saturated();
+  const ModelTotals now{.open_sequences = state_ == SequenceState::kOpen ? 1 : 0,
+                        .sealed_sequences = state_ == SequenceState::kSealed ? 1 : 0,
+                        .sequence_tokens = committed,
+                        .tokens_held = committed - PathTokens(),
+                        .appended_tokens = committed,
+                        .saturated_values = saturated};
   // Counters only rise: what went when the sequence went is not taken back.
-  delta.appended_bytes = source_bytes;
-  delta.appended_tokens = std::max<std::int64_t>(0, delta.tokens_held);
-  const std::int64_t saturated = Saturated();
-  delta.saturated_values = std::max<std::int64_t>(0, saturated - reported_.saturated_values);
-  now.saturated_values = saturated;
+  const auto rise = [](std::int64_t from, std::int64_t to) {
+    return std::max<std::int64_t>(0, to - from);
+  };
+  model_->Add({.open_sequences = now.open_sequences - reported_.open_sequences,
+               .sealed_sequences = now.sealed_sequences - reported_.sealed_sequences,
+               .sequence_tokens = now.sequence_tokens - reported_.sequence_tokens,
+               .tokens_held = now.tokens_held - reported_.tokens_held,
+               .appended_tokens = rise(reported_.appended_tokens, now.appended_tokens),
+               .appended_bytes = source_bytes,
+               .saturated_values = rise(reported_.saturated_values, now.saturated_values)});
   reported_ = now;
-  model_->Add(delta);
 }
 
 }  // namespace kvtier::cachestore

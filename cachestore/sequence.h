@@ -1,7 +1,6 @@
 #pragma once
 
 #include <cstdint>
-#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -11,8 +10,11 @@
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
 #include "cachestore/chunk.h"
+#include "cachestore/column.h"
 #include "cachestore/layer_tensor.h"
 #include "cachestore/model_registry.h"
+#include "cachestore/prefix_index.h"
+#include "cachestore/writer_claims.h"
 
 namespace kvtier::cachestore {
 
@@ -24,23 +26,13 @@ struct SequenceKey {
 
 enum class SequenceState { kOpen, kSealed, kGone };
 
-// One append stream's claim on a shard of a sequence. The sequence ends it when a higher epoch
-// takes over or when the sequence goes.
-struct WriterClaim {
-  Shard shard;
-  std::uint64_t epoch = 0;
-  // Called once, outside the sequence's lock, when the sequence ends the claim, with OK when it was
-  // sealed; not when the writer leaves by itself.
-  std::function<void(const absl::Status&)> on_end;
-
-  absl::Status ended;  // not OK: the claim is over. Guarded by the sequence's lock.
-};
-
 struct AppendResult {
   std::int64_t received_tokens = 0;   // least over the claim's layers and heads
   std::int64_t committed_tokens = 0;  // of the sequence
   std::int64_t skipped_tokens = 0;    // of this chunk
   std::int64_t saturated_values = 0;  // of this chunk
+  // Where the residual rule counts from: 0, or the length that the sequence was begun with.
+  std::int64_t residual_origin = 0;
 };
 
 struct LayerDescription {
@@ -84,23 +76,39 @@ struct SequencePins {
   std::vector<Layer> layers;  // of the shard
 };
 
-// One request's token stream: per layer and head how far it has got, and the K and V held.
+// What a store's sequences live in and from.
+struct SequenceHome {
+  Arena& arena;
+  Device& device;
+  PrefixIndex& index;
+};
+
+// What a sequence begins with: columns of others, and the keys of its prompt's hash blocks, where
+// they are known.
+struct SequenceStart {
+  Path path;
+  std::vector<PrefixKey> keys;
+};
+
+// One request's token stream: per layer and head how far it has got, and the K and V held. Pages
+// that are final in every layer are columns, which sequences share; the rest is its own.
 // Thread-safe; its lock is held while an append's codecs run, so that what readers find is never
 // half an append.
 class Sequence {
  public:
-  Sequence(SequenceKey key, std::shared_ptr<ModelEntry> model, Arena& arena, Device& device,
-           absl::Time now);
+  Sequence(SequenceKey key, std::shared_ptr<ModelEntry> model, const SequenceHome& home,
+           absl::Time now, SequenceStart start = {});
   ~Sequence();
 
   const SequenceKey& key() const { return key_; }
   const ModelEntry& model() const { return *model_; }
 
-  // ABORTED below the highest epoch seen in the shard, ALREADY_EXISTS at that of a live writer;
-  // above, the older ones end.
-  absl::StatusOr<AppendResult> Claim(const std::shared_ptr<WriterClaim>& claim, absl::Time now)
+  // As WriterClaims::Add; the older ones end. `keys`: of the writer's prompt; FAILED_PRECONDITION
+  // where they are of another prompt than the sequence's.
+  absl::StatusOr<AppendResult> Claim(const std::shared_ptr<WriterClaim>& claim,
+                                     std::vector<PrefixKey> keys, absl::Time now)
       ABSL_LOCKS_EXCLUDED(mutex_);
-  // An open sequence that has received nothing goes with its last writer. Whether it is gone.
+  // An open sequence that holds nothing goes with its last writer. Whether it is gone.
   bool Leave(const std::shared_ptr<WriterClaim>& claim) ABSL_LOCKS_EXCLUDED(mutex_);
 
   // All of the chunk or nothing of it. A device that fails half-way ends the sequence.
@@ -117,17 +125,20 @@ class Sequence {
   // The same, only for an open sequence that has had no message since `before`. Whether it was.
   bool DropIdle(absl::Time before, const absl::Status& why) ABSL_LOCKS_EXCLUDED(mutex_);
 
+  // Another sequence, open, that begins as this one does. At the length where all layers and heads
+  // stand it is exact, with copies of what is not in columns; before, it has the whole columns of
+  // `tokens` only. -1: to the committed length. OUT_OF_RANGE past that; RESOURCE_EXHAUSTED when the
+  // budget has no room for the copies.
+  absl::StatusOr<std::shared_ptr<Sequence>> Fork(SequenceKey key, std::int64_t tokens,
+                                                 absl::Time now) const ABSL_LOCKS_EXCLUDED(mutex_);
+
   absl::StatusOr<SequencePins> Pin(const ReadRange& range) const ABSL_LOCKS_EXCLUDED(mutex_);
 
   SequenceDescription Describe(bool with_layers) const ABSL_LOCKS_EXCLUDED(mutex_);
 
  private:
-  struct HeadState {
-    std::int64_t received = 0;
-    std::uint64_t epoch = 0;
-  };
   struct LayerState {
-    std::vector<HeadState> heads;
+    std::vector<std::int64_t> received;  // by head
     LayerTensor k;
     LayerTensor v;
   };
@@ -147,8 +158,7 @@ class Sequence {
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // `ended`: writers to notify once the lock is let go.
   absl::StatusOr<AppendResult> AppendLocked(const WriterClaim& claim, const Chunk& chunk,
-                                            absl::Time now,
-                                            std::vector<std::shared_ptr<WriterClaim>>& ended)
+                                            absl::Time now, EndedClaims& ended)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status RunChunk(const Chunk& chunk, std::vector<PlannedLayer>& planned)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -159,23 +169,44 @@ class Sequence {
   std::int64_t Committed() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   MemoryHeld Held() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   std::int64_t Saturated() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  std::vector<std::shared_ptr<WriterClaim>> DropLocked(const absl::Status& why)
+  EndedClaims DropLocked(const absl::Status& why) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Pages that have become final in every layer go to columns; the index learns what is new.
+  void Publish() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void MakeColumns() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::Status CheckHeld() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Whether every layer and head has received as much.
+  bool StandTogether() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::Status TakeKeys(std::vector<PrefixKey> keys) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  std::int64_t BlocksIn(std::int64_t tokens) const;
+  std::int64_t PathTokens() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::Span<const PrefixKey> KeysIn(std::int64_t begin, std::int64_t end) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // It is no longer found by its keys.
+  void Unlist() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Pages that it was begun with.
+  std::int64_t SharedPages() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  TensorPins PinTensor(const LayerTensor& tensor, std::size_t layer, const ReadRange& range,
+                       std::int64_t end) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  LayerTensor::Memory Memory() const { return {home_.arena, model_->memory(), home_.device}; }
   // Brings the model's totals up to what this sequence holds now.
   void Report(std::int64_t source_bytes) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   // Constant after construction.
   const SequenceKey key_;
   const std::shared_ptr<ModelEntry> model_;
-  Arena& arena_;
-  Device& device_;
+  const SequenceHome home_;
 
   mutable absl::Mutex mutex_;
   SequenceState state_ ABSL_GUARDED_BY(mutex_) = SequenceState::kOpen;
-  std::vector<LayerState> layers_ ABSL_GUARDED_BY(mutex_);
-  std::vector<std::shared_ptr<WriterClaim>> writers_ ABSL_GUARDED_BY(mutex_);
+  Path path_ ABSL_GUARDED_BY(mutex_);
+  std::vector<LayerState> layers_ ABSL_GUARDED_BY(mutex_);  // what is behind the path
+  WriterClaims writers_ ABSL_GUARDED_BY(mutex_);
   absl::Time last_message_ ABSL_GUARDED_BY(mutex_);
-  ModelTotals reported_ ABSL_GUARDED_BY(mutex_);
+  std::vector<PrefixKey> keys_ ABSL_GUARDED_BY(mutex_);  // of hash blocks from the first on
+  // Of these, [begin, end) are in the index as this sequence's; those before, as its columns'.
+  std::int64_t indexed_begin_ ABSL_GUARDED_BY(mutex_) = 0;
+  std::int64_t indexed_end_ ABSL_GUARDED_BY(mutex_) = 0;
+  ModelTotals reported_ ABSL_GUARDED_BY(mutex_);  // last time, of this sequence
 };
 
 }  // namespace kvtier::cachestore

@@ -81,6 +81,10 @@ absl::StatusOr<std::shared_ptr<ModelEntry>> Store::RegisterModel(ModelRequest re
 absl::StatusOr<std::unique_ptr<Writer>> Store::OpenWriter(WriterRequest request) {
   KVT_ASSIGN_OR_RETURN(const std::shared_ptr<ModelEntry> model, models_.Find(request.model_id));
   KVT_ASSIGN_OR_RETURN(const Shard shard, ResolveShard(request.shard, model->model()));
+  const int block_tokens = model->model().request.spec.hash_block_tokens;
+  KVT_RETURN_IF_ERROR(CheckPrompt(request.prompt, block_tokens));
+  const std::vector<PrefixKey> keys =
+      PrefixKeysOf(request.key.name_space, request.model_id, block_tokens, request.prompt);
   auto claim = std::make_shared<WriterClaim>();
   claim->shard = shard;
   claim->epoch = request.epoch;
@@ -88,15 +92,36 @@ absl::StatusOr<std::unique_ptr<Writer>> Store::OpenWriter(WriterRequest request)
   // A sequence may go between being found and being claimed: then its name is free, and the next
   // round opens it anew.
   for (int round = 0;; ++round) {
-    KVT_ASSIGN_OR_RETURN(std::shared_ptr<Sequence> sequence, FindOrOpen(request.key, model));
+    KVT_ASSIGN_OR_RETURN(std::shared_ptr<Sequence> sequence, FindOrOpen(request.key, model, keys));
     KVT_RETURN_IF_ERROR(CheckModel(*sequence, request.model_id));
-    absl::StatusOr<AppendResult> standing = sequence->Claim(claim, clock_.Now());
+    absl::StatusOr<AppendResult> standing = sequence->Claim(claim, keys, clock_.Now());
     if (standing.ok())
       return std::make_unique<Writer>(*this, std::move(sequence), std::move(claim), *standing);
     if (ReasonOf(standing.status()) != ReasonName(Reason::kSequenceGone) || round == 2)
       return standing.status();
     Forget(sequence);
   }
+}
+
+absl::StatusOr<std::int64_t> Store::Lookup(const std::string& name_space,
+                                           const std::string& model_id,
+                                           const Prompt& prompt) const {
+  KVT_ASSIGN_OR_RETURN(const std::shared_ptr<ModelEntry> model, models_.Find(model_id));
+  const int block_tokens = model->model().request.spec.hash_block_tokens;
+  KVT_RETURN_IF_ERROR(CheckPrompt(prompt, block_tokens));
+  return block_tokens * index_.CountHeld(PrefixKeysOf(name_space, model_id, block_tokens, prompt));
+}
+
+absl::StatusOr<std::int64_t> Store::Fork(const SequenceKey& key, const std::string& id,
+                                         std::int64_t tokens) {
+  KVT_ASSIGN_OR_RETURN(const std::shared_ptr<Sequence> source, Find(key));
+  KVT_ASSIGN_OR_RETURN(const std::shared_ptr<Sequence> fork,
+                       source->Fork({key.name_space, id}, tokens, clock_.Now()));
+  KVT_ASSIGN_OR_RETURN(const std::shared_ptr<Sequence> named, Name(fork));
+  if (named == fork) return fork->Describe(false).committed_tokens;
+  return Error(
+      Reason::kSequenceExists,
+      fmt::format("new_sequence is \"{}\", which is held in namespace \"{}\"", id, key.name_space));
 }
 
 absl::Status Store::Seal(const SequenceKey& key, std::int64_t tokens) {
@@ -184,17 +209,31 @@ absl::StatusOr<std::shared_ptr<Sequence>> Store::Find(const SequenceKey& key) co
 }
 
 absl::StatusOr<std::shared_ptr<Sequence>> Store::FindOrOpen(
-    const SequenceKey& key, const std::shared_ptr<ModelEntry>& model) {
+    const SequenceKey& key, const std::shared_ptr<ModelEntry>& model,
+    const std::vector<PrefixKey>& keys) {
+  if (auto held = Find(key); held.ok()) return held;
+  SequenceStart start{SharedPath(model->model(), keys), keys};
+  return Name(std::make_shared<Sequence>(key, model, Home(), clock_.Now(), std::move(start)));
+}
+
+absl::StatusOr<std::shared_ptr<Sequence>> Store::Name(std::shared_ptr<Sequence> sequence) {
   absl::MutexLock lock(&mutex_);
-  if (const auto found = sequences_.find(key); found != sequences_.end()) return found->second;
+  if (const auto held = sequences_.find(sequence->key()); held != sequences_.end())
+    return held->second;
   if (static_cast<std::int64_t>(sequences_.size()) >= options_.max_sequences) {
     return Error(Reason::kTooManySequences,
                  fmt::format("{} sequences are held; the limit (max_sequences) is {}",
                              sequences_.size(), options_.max_sequences));
   }
-  auto sequence = std::make_shared<Sequence>(key, model, arena_, device_, clock_.Now());
-  sequences_.emplace(key, sequence);
+  sequences_.emplace(sequence->key(), sequence);
   return sequence;
+}
+
+Path Store::SharedPath(const Model& model, const std::vector<PrefixKey>& keys) const {
+  const PrefixIndex::Found found = index_.FindColumn(keys);
+  Path path(found.column);
+  path.CutTo(found.blocks * model.request.spec.hash_block_tokens / model.page_tokens);
+  return path;
 }
 
 absl::Status Store::CheckModel(const Sequence& sequence, const std::string& model_id) const {

@@ -14,7 +14,9 @@
 #include "cachestore/arena.h"
 #include "cachestore/base/clock.h"
 #include "cachestore/device/device.h"
+#include "cachestore/model/prefix_key.h"
 #include "cachestore/model_registry.h"
+#include "cachestore/prefix_index.h"
 #include "cachestore/sequence.h"
 #include "cachestore/sequence_reader.h"
 
@@ -35,6 +37,9 @@ struct WriterRequest {
   std::string model_id;
   Shard shard;  // num_layers, num_heads 0: all that follow
   std::uint64_t epoch = 0;
+  // What the sequence holds from its first token on, as far as that is known: a sequence that isn't
+  // held begins with the pages that others have of it.
+  Prompt prompt;
   // The stream is over: a higher epoch took over, the sequence went, or it was sealed (OK). Called
   // at most once, from any thread, outside locks.
   std::function<void(const absl::Status&)> on_end;
@@ -86,9 +91,19 @@ class Store {
   std::vector<std::shared_ptr<ModelEntry>> Models() const { return models_.All(); }
 
   // A sequence that isn't held is opened. NOT_FOUND for the model; FAILED_PRECONDITION for a sealed
-  // sequence or one of another model; ALREADY_EXISTS, ABORTED as Sequence::Claim.
+  // sequence or one of another model or prompt; ALREADY_EXISTS, ABORTED as Sequence::Claim.
   absl::StatusOr<std::unique_ptr<Writer>> OpenWriter(WriterRequest request)
       ABSL_LOCKS_EXCLUDED(mutex_);
+
+  // How many tokens of a prompt are held, from the first on, in whole hash blocks. Holds nothing
+  // for the asker.
+  absl::StatusOr<std::int64_t> Lookup(const std::string& name_space, const std::string& model_id,
+                                      const Prompt& prompt) const;
+
+  // Opens `id` in the sequence's namespace as Sequence::Fork; how many tokens it begins with.
+  // ALREADY_EXISTS where `id` is held.
+  absl::StatusOr<std::int64_t> Fork(const SequenceKey& key, const std::string& id,
+                                    std::int64_t tokens) ABSL_LOCKS_EXCLUDED(mutex_);
 
   absl::Status Seal(const SequenceKey& key, std::int64_t tokens);
   absl::Status Abort(const SequenceKey& key);
@@ -120,8 +135,15 @@ class Store {
   absl::StatusOr<std::shared_ptr<Sequence>> Find(const SequenceKey& key) const
       ABSL_LOCKS_EXCLUDED(mutex_);
   absl::StatusOr<std::shared_ptr<Sequence>> FindOrOpen(const SequenceKey& key,
-                                                       const std::shared_ptr<ModelEntry>& model)
+                                                       const std::shared_ptr<ModelEntry>& model,
+                                                       const std::vector<PrefixKey>& keys)
       ABSL_LOCKS_EXCLUDED(mutex_);
+  // What `sequence` is called by from now on, unless its key is taken: then who has it.
+  absl::StatusOr<std::shared_ptr<Sequence>> Name(std::shared_ptr<Sequence> sequence)
+      ABSL_LOCKS_EXCLUDED(mutex_);
+  // The whole pages that are held of a prompt.
+  Path SharedPath(const Model& model, const std::vector<PrefixKey>& keys) const;
+  SequenceHome Home() { return {arena_, device_, index_}; }
   absl::Status CheckModel(const Sequence& sequence, const std::string& model_id) const;
   // Forgets the name, if it still means this sequence.
   void Forget(const std::shared_ptr<Sequence>& sequence) ABSL_LOCKS_EXCLUDED(mutex_);
@@ -134,6 +156,7 @@ class Store {
   // Have their own locks.
   Arena arena_;
   ModelRegistry models_;
+  PrefixIndex index_;
 
   mutable absl::Mutex mutex_;
   std::map<SequenceKey, std::shared_ptr<Sequence>> sequences_ ABSL_GUARDED_BY(mutex_);

@@ -36,6 +36,11 @@ struct MemoryHeld {
     allocated += other.allocated;
     return *this;
   }
+  constexpr MemoryHeld& operator-=(const MemoryHeld& other) {
+    use -= other.use;
+    allocated -= other.allocated;
+    return *this;
+  }
   friend constexpr bool operator==(const MemoryHeld&, const MemoryHeld&) = default;
 };
 

@@ -20,18 +20,21 @@ class NaiveSequence {
  public:
   using Received = std::function<std::int64_t(int layer, int head)>;
 
-  NaiveSequence(const Model& model, const kvtier::testing::KvData& data, const Received& received)
+  NaiveSequence(const Model& model, const kvtier::testing::KvData& data, const Received& received,
+                std::int64_t origin = 0)
       : model_(model) {
     for (std::size_t i = 0; i < model.layers.size(); ++i) {
       std::vector<std::int64_t> by_head;
       for (int head = 0; head < model.layers[i].spec.kv_heads; ++head)
         by_head.push_back(received(static_cast<int>(i), head));
-      k_.emplace_back(model.layers[i], Side::kK, data.layers[i].k, by_head);
-      v_.emplace_back(model.layers[i], Side::kV, data.layers[i].v, by_head);
+      k_.emplace_back(model.layers[i], Side::kK, data.layers[i].k, by_head, origin);
+      v_.emplace_back(model.layers[i], Side::kV, data.layers[i].v, by_head, origin);
     }
   }
-  NaiveSequence(const Model& model, const kvtier::testing::KvData& data, std::int64_t received)
-      : NaiveSequence(model, data, [received](int, int) { return received; }) {}
+  NaiveSequence(const Model& model, const kvtier::testing::KvData& data, std::int64_t received,
+                std::int64_t origin = 0)
+      : NaiveSequence(
+            model, data, [received](int, int) { return received; }, origin) {}
 
   const NaiveTensor& of(Side side, int layer) const {
     return (side == Side::kK ? k_ : v_)[static_cast<std::size_t>(layer)];

@@ -29,13 +29,14 @@ inline std::int64_t CodeTokensOf(const std::string& format_name, Side side, std:
 // A whole head encoded as one run; the rest as it came.
 class NaiveTensor {
  public:
-  // `received`: by head. `data` must outlive it.
+  // `received`: by head. `origin`: tokens that came from other sequences, where the residual rule
+  // begins. `data` must outlive it.
   NaiveTensor(const LayerModel& layer, Side side, const kvtier::testing::KvTensor& data,
-              const std::vector<std::int64_t>& received)
+              const std::vector<std::int64_t>& received, std::int64_t origin = 0)
       : model_(side == Side::kK ? layer.k : layer.v), data_(data) {
     for (int head = 0; head < data.heads; ++head) {
-      const auto codes = CodeTokensOf(layer.format, side, received[static_cast<std::size_t>(head)],
-                                      model_.layout.page_tokens);
+      const std::int64_t own = received[static_cast<std::size_t>(head)] - origin;
+      const auto codes = origin + CodeTokensOf(layer.format, side, own, model_.layout.page_tokens);
       code_tokens_.push_back(codes);
       codes_.push_back(Encode(head, codes));
     }

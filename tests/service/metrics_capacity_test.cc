@@ -29,6 +29,7 @@ std::shared_ptr<const Model> MakeModel(const std::string& kv_cache_dtype) {
 ModelTotals Totals(std::int64_t sequences, std::int64_t tokens) {
   ModelTotals totals;
   totals.sealed_sequences = sequences;
+  totals.sequence_tokens = tokens;
   totals.tokens_held = tokens;
   return totals;
 }
@@ -71,9 +72,9 @@ TEST(Capacity, MeanIsOfTheSequencesHeld) {
   ModelTotals open;
   open.open_sequences = 5;
   EXPECT_EQ(CapacityOf(*model, open, kFree).mean_tokens, kMaxTokens);
-  open.tokens_held = 3;
+  open.sequence_tokens = 3;
   EXPECT_EQ(CapacityOf(*model, open, kFree).mean_tokens, 1);
-  open.tokens_held = 50;
+  open.sequence_tokens = 50;
   open.sealed_sequences = 5;
   EXPECT_EQ(CapacityOf(*model, open, kFree).mean_tokens, 5);
 }

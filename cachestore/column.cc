@@ -1,0 +1,61 @@
+#include "cachestore/column.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "cachestore/prefix_index.h"
+
+namespace kvtier::cachestore {
+
+std::shared_ptr<Column> Column::Make(std::shared_ptr<const Column> before,
+                                     std::vector<Layer> layers, std::vector<PrefixKey> keys,
+                                     ModelEntry& model, PrefixIndex& index) {
+  const std::shared_ptr<Column> column(
+      new Column(std::move(before), std::move(layers), std::move(keys), model, index));
+  index.Add(column->keys_, column.get());
+  return column;
+}
+
+Column::Column(std::shared_ptr<const Column> before, std::vector<Layer> layers,
+               std::vector<PrefixKey> keys, ModelEntry& model, PrefixIndex& index)
+    : before_(std::move(before)),
+      page_(before_ == nullptr ? 0 : before_->page_ + 1),
+      layers_(std::move(layers)),
+      keys_(std::move(keys)),
+      model_(model),
+      index_(index) {
+  for (const Layer& layer : layers_) {
+    for (const auto& part : {layer.k, layer.v}) {
+      if (part == nullptr) continue;
+      held_ += part->held();
+      saturated_ += part->saturated_values();
+    }
+  }
+  model_.Add({.tokens_held = model_.model().page_tokens});
+}
+
+Column::~Column() {
+  index_.Remove(keys_, this);
+  model_.Add({.tokens_held = -model_.model().page_tokens});
+}
+
+std::int64_t Column::end_token() const { return (page_ + 1) * model_.model().page_tokens; }
+
+Path::Path(std::shared_ptr<const Column> last) {
+  for (; last != nullptr; last = last->before()) columns_.push_back(last);
+  std::reverse(columns_.begin(), columns_.end());
+}
+
+MemoryHeld Path::held() const {
+  MemoryHeld held;
+  for (const auto& column : columns_) held += column->held();
+  return held;
+}
+
+std::int64_t Path::saturated_values() const {
+  std::int64_t saturated = 0;
+  for (const auto& column : columns_) saturated += column->saturated_values();
+  return saturated;
+}
+
+}  // namespace kvtier::cachestore

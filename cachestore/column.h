@@ -1,0 +1,89 @@
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "cachestore/model/prefix_key.h"
+#include "cachestore/model_registry.h"
+#include "cachestore/part.h"
+
+namespace kvtier::cachestore {
+
+class PrefixIndex;
+
+// One page of every layer, final, behind the pages before it: what sequences that begin alike
+// share. Whoever holds a column holds, by its `before`, all of a prefix. Immutable. Thread-safe.
+class Column : public std::enable_shared_from_this<Column> {
+ public:
+  struct Layer {
+    std::shared_ptr<const Part> k;
+    std::shared_ptr<const Part> v;  // null where the layer has no V
+  };
+
+  // Is found under `keys`, those of the hash blocks that end in it, until it goes. `before`: null
+  // for page 0. `index` and `model` must outlive it.
+  static std::shared_ptr<Column> Make(std::shared_ptr<const Column> before,
+                                      std::vector<Layer> layers, std::vector<PrefixKey> keys,
+                                      ModelEntry& model, PrefixIndex& index);
+  ~Column();
+  Column(const Column&) = delete;
+  Column& operator=(const Column&) = delete;
+
+  const std::shared_ptr<const Column>& before() const { return before_; }
+  std::int64_t page() const { return page_; }
+  std::int64_t end_token() const;
+  const Layer& layer(std::size_t index) const { return layers_[index]; }
+  const std::vector<PrefixKey>& keys() const { return keys_; }
+  const MemoryHeld& held() const { return held_; }
+  std::int64_t saturated_values() const { return saturated_; }
+
+ private:
+  Column(std::shared_ptr<const Column> before, std::vector<Layer> layers,
+         std::vector<PrefixKey> keys, ModelEntry& model, PrefixIndex& index);
+
+  const std::shared_ptr<const Column> before_;
+  const std::int64_t page_;
+  const std::vector<Layer> layers_;
+  const std::vector<PrefixKey> keys_;
+  ModelEntry& model_;
+  PrefixIndex& index_;
+  MemoryHeld held_;
+  std::int64_t saturated_ = 0;
+};
+
+// The columns of a sequence from page 0 on. Lets go of the last first: a column whose `before` is
+// the last hold on the column before it would end one call deeper, for each page of a prefix.
+class Path {
+ public:
+  Path() = default;
+  // Of `last` and all before it; empty for null.
+  explicit Path(std::shared_ptr<const Column> last);
+  Path(const Path& other) = default;
+  Path(Path&& other) noexcept = default;
+  Path& operator=(Path other) noexcept {
+    columns_.swap(other.columns_);
+    return *this;
+  }
+  ~Path() { CutTo(0); }
+
+  std::int64_t pages() const { return static_cast<std::int64_t>(columns_.size()); }
+  const Column& operator[](std::int64_t page) const {
+    return *columns_[static_cast<std::size_t>(page)];
+  }
+  std::shared_ptr<const Column> last() const {
+    return columns_.empty() ? nullptr : columns_.back();
+  }
+  void Add(std::shared_ptr<const Column> column) { columns_.push_back(std::move(column)); }
+  void CutTo(std::int64_t pages) {
+    while (this->pages() > pages) columns_.pop_back();
+  }
+
+  MemoryHeld held() const;
+  std::int64_t saturated_values() const;
+
+ private:
+  std::vector<std::shared_ptr<const Column>> columns_;
+};
+
+}  // namespace kvtier::cachestore

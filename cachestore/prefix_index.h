@@ -1,0 +1,57 @@
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <variant>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/container/flat_hash_map.h"
+#include "absl/container/inlined_vector.h"
+#include "absl/synchronization/mutex.h"
+#include "absl/types/span.h"
+#include "cachestore/model/prefix_key.h"
+
+namespace kvtier::cachestore {
+
+class Column;
+class Sequence;
+
+// Who holds the prefix that a key stands for: a column, or a sequence, in the pages that it has
+// not filled in every layer. A holder of a key holds all keys before it, so that a prefix is held
+// as far as its keys are found. Holds nothing alive. Thread-safe; its lock is held for a few steps
+// a key, and nothing else is taken under it.
+class PrefixIndex {
+ public:
+  using Holder = std::variant<const Column*, const Sequence*>;
+
+  // A holder must take back what it added before it goes.
+  void Add(absl::Span<const PrefixKey> keys, Holder holder) ABSL_LOCKS_EXCLUDED(mutex_);
+  void Remove(absl::Span<const PrefixKey> keys, Holder holder) ABSL_LOCKS_EXCLUDED(mutex_);
+
+  // How many of a prompt's keys are held, from the first on.
+  std::int64_t CountHeld(absl::Span<const PrefixKey> keys) const ABSL_LOCKS_EXCLUDED(mutex_);
+
+  // The column of the last of these keys that one holds; null where none does. It may reach past
+  // the key's block.
+  struct Found {
+    std::int64_t blocks = 0;
+    std::shared_ptr<const Column> column;
+  };
+  Found FindColumn(absl::Span<const PrefixKey> keys) const ABSL_LOCKS_EXCLUDED(mutex_);
+
+  std::int64_t size() const ABSL_LOCKS_EXCLUDED(mutex_);
+
+ private:
+  // Keys are as good as random already.
+  struct Hash {
+    std::size_t operator()(const PrefixKey& key) const;
+  };
+  // Mostly one: more where a prefix was written more than once.
+  using Holders = absl::InlinedVector<Holder, 1>;
+
+  mutable absl::Mutex mutex_;
+  absl::flat_hash_map<PrefixKey, Holders, Hash> holders_ ABSL_GUARDED_BY(mutex_);
+};
+
+}  // namespace kvtier::cachestore

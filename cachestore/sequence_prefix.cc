@@ -1,0 +1,128 @@
+// What of a sequence others may share: its columns, the keys by which they are found, forks.
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <limits>
+#include <utility>
+
+#include "cachestore/base/errors.h"
+#include "cachestore/base/status_macros.h"
+#include "cachestore/sequence.h"
+
+namespace kvtier::cachestore {
+
+bool Sequence::StandTogether() const {
+  const std::int64_t first = layers_[0].received[0];
+  return std::all_of(layers_.begin(), layers_.end(), [&](const LayerState& layer) {
+    return std::all_of(layer.received.begin(), layer.received.end(),
+                       [&](std::int64_t received) { return received == first; });
+  });
+}
+
+std::int64_t Sequence::BlocksIn(std::int64_t tokens) const {
+  return tokens / model_->model().request.spec.hash_block_tokens;
+}
+
+std::int64_t Sequence::PathTokens() const { return path_.pages() * model_->model().page_tokens; }
+
+std::int64_t Sequence::SharedPages() const {
+  return layers_.empty() ? 0 : layers_[0].k.origin() / model_->model().page_tokens;
+}
+
+absl::Status Sequence::TakeKeys(std::vector<PrefixKey> keys) {
+  const std::size_t both = std::min(keys.size(), keys_.size());
+  for (std::size_t block = 0; block < both; ++block) {
+    if (keys[block] == keys_[block]) continue;
+    return Error(Reason::kPromptMismatch,
+                 fmt::format("prompt is not the one that sequence \"{}\" was opened with: they "
+                             "differ in hash block {}",
+                             key_.id, block));
+  }
+  if (keys.size() == both) return absl::OkStatus();
+  // Columns that are there already were made without: they stay as they are.
+  keys_ = std::move(keys);
+  Publish();
+  return absl::OkStatus();
+}
+
+void Sequence::Publish() {
+  MakeColumns();
+  const auto known = static_cast<std::int64_t>(keys_.size());
+  const std::int64_t begin = std::min(known, BlocksIn(PathTokens()));
+  const std::int64_t end = std::max(begin, std::min(known, BlocksIn(Committed())));
+  home_.index.Add(KeysIn(std::max(begin, indexed_end_), end), this);
+  home_.index.Remove(KeysIn(indexed_begin_, std::min(begin, indexed_end_)), this);
+  indexed_begin_ = begin;
+  indexed_end_ = end;
+}
+
+void Sequence::MakeColumns() {
+  std::int64_t pages = std::numeric_limits<std::int64_t>::max();
+  for (const LayerState& layer : layers_) {
+    pages = std::min(pages, layer.k.FinalPages());
+    if (layer.v.model().dim() > 0) pages = std::min(pages, layer.v.FinalPages());
+  }
+  if (layers_.empty() || pages == 0) return;
+  std::vector<std::vector<Column::Layer>> columns(static_cast<std::size_t>(pages));
+  for (LayerState& layer : layers_) {
+    std::vector<std::shared_ptr<Part>> k = layer.k.TakePages(pages), v;
+    if (layer.v.model().dim() > 0) v = layer.v.TakePages(pages);
+    for (std::size_t i = 0; i < columns.size(); ++i)
+      columns[i].push_back({std::move(k[i]), v.empty() ? nullptr : std::move(v[i])});
+  }
+  const auto known = static_cast<std::int64_t>(keys_.size());
+  for (std::vector<Column::Layer>& layers : columns) {
+    const std::int64_t begin = std::min(known, BlocksIn(PathTokens()));
+    const std::int64_t end = std::min(known, BlocksIn(PathTokens() + model_->model().page_tokens));
+    path_.Add(Column::Make(path_.last(), std::move(layers),
+                           {keys_.begin() + begin, keys_.begin() + end}, *model_, home_.index));
+  }
+}
+
+void Sequence::Unlist() {
+  home_.index.Remove(KeysIn(indexed_begin_, indexed_end_), this);
+  indexed_end_ = indexed_begin_;
+}
+
+absl::Span<const PrefixKey> Sequence::KeysIn(std::int64_t begin, std::int64_t end) const {
+  if (begin >= end) return {};
+  return absl::Span<const PrefixKey>(keys_).subspan(static_cast<std::size_t>(begin),
+                                                    static_cast<std::size_t>(end - begin));
+}
+
+absl::StatusOr<std::shared_ptr<Sequence>> Sequence::Fork(SequenceKey key, std::int64_t tokens,
+                                                         absl::Time now) const {
+  absl::MutexLock lock(&mutex_);
+  KVT_RETURN_IF_ERROR(CheckHeld());
+  const std::int64_t committed = Committed();
+  if (tokens > committed) {
+    return Error(
+        Reason::kPastCommitted,
+        fmt::format("tokens is {}; sequence \"{}\" has {} committed", tokens, key_.id, committed));
+  }
+  if (tokens < 0) tokens = committed;
+  SequenceStart start{.path = path_, .keys = keys_};
+  const bool exact = tokens == committed && StandTogether();
+  if (!exact) {
+    start.path.CutTo(tokens / model_->model().page_tokens);
+    tokens = start.path.pages() * model_->model().page_tokens;
+  }
+  start.keys.resize(std::min(keys_.size(), static_cast<std::size_t>(BlocksIn(tokens))));
+  auto fork = std::make_shared<Sequence>(std::move(key), model_, home_, now, std::move(start));
+  if (!exact) return fork;
+  absl::MutexLock fork_lock(&fork->mutex_);
+  for (std::size_t i = 0; i < layers_.size(); ++i) {
+    LayerState& layer = fork->layers_[i];
+    layer.received = layers_[i].received;
+    KVT_ASSIGN_OR_RETURN(layer.k, layers_[i].k.Copy(Memory()));
+    KVT_ASSIGN_OR_RETURN(layer.v, layers_[i].v.Copy(Memory()));
+  }
+  fork->reported_.appended_tokens = committed;
+  fork->reported_.saturated_values = Saturated();
+  fork->Publish();
+  fork->Report(0);
+  return fork;
+}
+
+}  // namespace kvtier::cachestore

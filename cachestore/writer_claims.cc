@@ -1,0 +1,81 @@
+#include "cachestore/writer_claims.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "cachestore/base/errors.h"
+
+namespace kvtier::cachestore {
+namespace {
+
+bool Overlap(const Shard& a, const Shard& b) {
+  return a.first_layer < b.end_layer() && b.first_layer < a.end_layer() &&
+         a.first_head < b.end_head() && b.first_head < a.end_head();
+}
+
+// Calls f(layer, head, epoch) for each of the shard's.
+template <class F>
+void ForEach(const Shard& shard, std::vector<std::vector<std::uint64_t>>& epochs, F f) {
+  for (int layer = shard.first_layer; layer < shard.end_layer(); ++layer) {
+    auto& heads = epochs[static_cast<std::size_t>(layer)];
+    for (int head = shard.first_head; head < shard.EndHeadIn(static_cast<int>(heads.size()));
+         ++head)
+      f(layer, head, heads[static_cast<std::size_t>(head)]);
+  }
+}
+
+}  // namespace
+
+void NotifyEnded(const EndedClaims& claims) {
+  for (const std::shared_ptr<WriterClaim>& claim : claims) {
+    if (claim->on_end) claim->on_end(claim->ended);
+  }
+}
+
+WriterClaims::WriterClaims(const Model& model) {
+  for (const LayerModel& layer : model.layers)
+    epochs_.emplace_back(static_cast<std::size_t>(layer.spec.kv_heads));
+}
+
+absl::Status WriterClaims::Add(const std::shared_ptr<WriterClaim>& claim,
+                               const std::string& sequence, EndedClaims& ended) {
+  const Shard& shard = claim->shard;
+  absl::Status older;
+  ForEach(shard, epochs_, [&](int layer, int head, std::uint64_t seen) {
+    if (claim->epoch >= seen || !older.ok()) return;
+    older = Error(Reason::kOldEpoch,
+                  fmt::format("writer_epoch is {}; layer {} head {} of sequence \"{}\" has had a "
+                              "writer of epoch {}",
+                              claim->epoch, layer, head, sequence, seen));
+  });
+  if (!older.ok()) return older;
+  for (const std::shared_ptr<WriterClaim>& other : live_) {
+    if (!Overlap(other->shard, shard) || other->epoch != claim->epoch) continue;
+    return Error(Reason::kWriterExists,
+                 fmt::format("writer_epoch is {}; another stream of that epoch is sending layers "
+                             "or heads of this shard "
+                             "of sequence \"{}\"; a higher epoch would take over",
+                             claim->epoch, sequence));
+  }
+  const auto stays = std::partition(
+      live_.begin(), live_.end(), [&](const auto& other) { return !Overlap(other->shard, shard); });
+  for (auto other = stays; other != live_.end(); ++other) {
+    (*other)->ended = Error(
+        Reason::kOldEpoch,
+        fmt::format("a writer of epoch {} took over from epoch {}", claim->epoch, (*other)->epoch));
+    ended.push_back(*other);
+  }
+  live_.erase(stays, live_.end());
+  live_.push_back(claim);
+  ForEach(shard, epochs_, [&](int, int, std::uint64_t& seen) { seen = claim->epoch; });
+  return absl::OkStatus();
+}
+
+EndedClaims WriterClaims::EndAll(const absl::Status& why) {
+  for (const std::shared_ptr<WriterClaim>& claim : live_) claim->ended = why;
+  return std::exchange(live_, {});
+}
+
+}  // namespace kvtier::cachestore
