@@ -6,6 +6,7 @@
 
 #include "cachestore/base/check.h"
 #include "cachestore/column.h"
+#include "cachestore/sequence.h"
 
 namespace kvtier::cachestore {
 
@@ -48,7 +49,15 @@ std::int64_t PrefixIndex::CountHeld(absl::Span<const PrefixKey> keys) const {
   return missing - keys.begin();
 }
 
+PrefixIndex::Found PrefixIndex::Find(absl::Span<const PrefixKey> keys) const {
+  return FindAmong(keys, true);
+}
+
 PrefixIndex::Found PrefixIndex::FindColumn(absl::Span<const PrefixKey> keys) const {
+  return FindAmong(keys, false);
+}
+
+PrefixIndex::Found PrefixIndex::FindAmong(absl::Span<const PrefixKey> keys, bool sequences) const {
   absl::MutexLock lock(&mutex_);
   std::vector<const Holders*> held;
   for (const PrefixKey& key : keys) {
@@ -56,14 +65,19 @@ PrefixIndex::Found PrefixIndex::FindColumn(absl::Span<const PrefixKey> keys) con
     if (entry == holders_.end()) break;
     held.push_back(&entry->second);
   }
-  // Only what is returned is ever locked: to let go of a column may end it, which takes our lock.
+  // Only what is returned is ever locked: to let go of a holder may end it, which takes our lock.
+  // A holder that is going away can't be locked any more.
   for (; !held.empty(); held.pop_back()) {
+    Found found{.blocks = static_cast<std::int64_t>(held.size()), .column = {}, .sequence = {}};
     for (const Holder& holder : *held.back()) {
-      const auto* column = std::get_if<const Column*>(&holder);
-      if (column == nullptr) continue;
-      // Null while it is going away.
-      auto alive = (*column)->weak_from_this().lock();
-      if (alive != nullptr) return {static_cast<std::int64_t>(held.size()), std::move(alive)};
+      if (const auto* column = std::get_if<const Column*>(&holder))
+        found.column = (*column)->weak_from_this().lock();
+      if (found.column != nullptr) return found;
+    }
+    for (const Holder& holder : *held.back()) {
+      if (const auto* sequence = std::get_if<Sequence*>(&holder); sequence != nullptr && sequences)
+        found.sequence = (*sequence)->weak_from_this().lock();
+      if (found.sequence != nullptr) return found;
     }
   }
   return {};

@@ -23,7 +23,7 @@ class Sequence;
 // a key, and nothing else is taken under it.
 class PrefixIndex {
  public:
-  using Holder = std::variant<const Column*, const Sequence*>;
+  using Holder = std::variant<const Column*, Sequence*>;
 
   // A holder must take back what it added before it goes.
   void Add(absl::Span<const PrefixKey> keys, Holder holder) ABSL_LOCKS_EXCLUDED(mutex_);
@@ -32,12 +32,15 @@ class PrefixIndex {
   // How many of a prompt's keys are held, from the first on.
   std::int64_t CountHeld(absl::Span<const PrefixKey> keys) const ABSL_LOCKS_EXCLUDED(mutex_);
 
-  // The column of the last of these keys that one holds; null where none does. It may reach past
-  // the key's block.
+  // Who holds the last of these keys that somebody holds; a column rather than a sequence. Of none
+  // both are null. A column may reach past the key's block.
   struct Found {
     std::int64_t blocks = 0;
     std::shared_ptr<const Column> column;
+    std::shared_ptr<Sequence> sequence;
   };
+  Found Find(absl::Span<const PrefixKey> keys) const ABSL_LOCKS_EXCLUDED(mutex_);
+  // The same of columns alone.
   Found FindColumn(absl::Span<const PrefixKey> keys) const ABSL_LOCKS_EXCLUDED(mutex_);
 
   std::int64_t size() const ABSL_LOCKS_EXCLUDED(mutex_);
@@ -49,6 +52,9 @@ class PrefixIndex {
   };
   // Mostly one: more where a prefix was written more than once.
   using Holders = absl::InlinedVector<Holder, 1>;
+
+  Found FindAmong(absl::Span<const PrefixKey> keys, bool sequences) const
+      ABSL_LOCKS_EXCLUDED(mutex_);
 
   mutable absl::Mutex mutex_;
   absl::flat_hash_map<PrefixKey, Holders, Hash> holders_ ABSL_GUARDED_BY(mutex_);

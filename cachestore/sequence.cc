@@ -60,6 +60,8 @@ Sequence::Sequence(SequenceKey key, std::shared_ptr<ModelEntry> model, const Seq
     : key_(std::move(key)),
       model_(std::move(model)),
       home_(home),
+      counts_(!start.for_reader),
+      state_(start.for_reader ? SequenceState::kSealed : SequenceState::kOpen),
       path_(std::move(start.path)),
       writers_(model_->model()),
       last_message_(now),
@@ -207,8 +209,11 @@ absl::StatusOr<AppendResult> Sequence::AppendLocked(const WriterClaim& claim, co
   KVT_ASSIGN_OR_RETURN(std::vector<PlannedLayer> planned, PlanChunk(claim, chunk));
   const std::int64_t saturated_before = Saturated();
   if (const absl::Status status = RunChunk(chunk, planned); !status.ok()) {
-    // A device that failed half-way may have overwritten residual that was committed.
+    // A device that failed half-way may have overwritten residual that was committed: not even
+    // those who have a hold on it may read that.
     ended = DropLocked(status);
+    LetGo();
+    Report(0);
     return status;
   }
   std::int64_t source_bytes = 0;
@@ -266,10 +271,40 @@ absl::Status Sequence::SealLocked(std::int64_t tokens) {
 EndedClaims Sequence::DropLocked(const absl::Status& why) {
   state_ = SequenceState::kGone;
   Unlist();
-  layers_.clear();
-  path_.CutTo(0);
+  if (holds_ == 0) LetGo();
   Report(0);
   return writers_.EndAll(why);
+}
+
+void Sequence::LetGo() {
+  layers_.clear();
+  path_.CutTo(0);
+}
+
+absl::StatusOr<std::int64_t> Sequence::Hold(std::int64_t tokens) {
+  absl::MutexLock lock(&mutex_);
+  KVT_RETURN_IF_ERROR(CheckHeld());
+  const std::int64_t committed = Committed();
+  if (tokens < 0) tokens = committed;
+  if (tokens > committed) {
+    return Error(Reason::kUnknownSequence,
+                 fmt::format("sequence \"{}\" has {} of {} tokens", key_.id, committed, tokens));
+  }
+  ++holds_;
+  return tokens;
+}
+
+void Sequence::Unhold() {
+  absl::MutexLock lock(&mutex_);
+  KVT_CHECK(holds_ > 0);
+  if (--holds_ > 0 || state_ != SequenceState::kGone) return;
+  LetGo();
+  Report(0);
+}
+
+std::int64_t Sequence::holds() const {
+  absl::MutexLock lock(&mutex_);
+  return holds_;
 }
 
 bool Sequence::Drop(const absl::Status& why) {
@@ -311,8 +346,9 @@ bool Sequence::DropIdle(absl::Time before, const absl::Status& why) {
 
 absl::StatusOr<SequencePins> Sequence::Pin(const ReadRange& range) const {
   absl::MutexLock lock(&mutex_);
-  KVT_RETURN_IF_ERROR(CheckHeld());
-  const std::int64_t committed = Committed();
+  KVT_CHECK(holds_ > 0);
+  if (layers_.empty()) return CheckHeld();
+  const std::int64_t committed = std::min(Committed(), range.limit);
   if (range.first_token > committed || range.tokens > committed - range.first_token) {
     return Error(
         Reason::kPastCommitted,
@@ -326,6 +362,7 @@ absl::StatusOr<SequencePins> Sequence::Pin(const ReadRange& range) const {
                     .first_token = range.first_token,
                     .tokens = end - range.first_token,
                     .committed_tokens = committed,
+                    .end_token = Committed(),
                     .sealed = state_ == SequenceState::kSealed};
   for (int layer = range.shard.first_layer; layer < range.shard.end_layer(); ++layer) {
     const auto index = static_cast<std::size_t>(layer);
@@ -426,10 +463,12 @@ std::int64_t Sequence::Saturated() const {
 }
 
 void Sequence::Report(std::int64_t source_bytes) {
+  if (!counts_) return;
+  const bool gone = state_ == SequenceState::kGone;
   const std::int64_t committed = Committed(), saturated = Saturated();
   const ModelTotals now{.open_sequences = state_ == SequenceState::kOpen ? 1 : 0,
                         .sealed_sequences = state_ == SequenceState::kSealed ? 1 : 0,
-                        .sequence_tokens = committed,
+                        .sequence_tokens = gone ? 0 : committed,
                         .tokens_held = committed - PathTokens(),
                         .appended_tokens = committed,
                         .saturated_values = saturated};

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <limits>
 #include <memory>
 #include <string>
 #include <vector>
@@ -58,6 +59,8 @@ struct ReadRange {
   Shard shard;
   std::int64_t first_token = 0;
   std::int64_t tokens = -1;  // -1: to the committed length
+  // Past which nothing is read, whatever is committed.
+  std::int64_t limit = std::numeric_limits<std::int64_t>::max();
 };
 
 // What a read holds of one sequence: its bytes stay as they were when it was taken, whatever
@@ -67,7 +70,8 @@ struct SequencePins {
   Shard shard;
   std::int64_t first_token = 0;
   std::int64_t tokens = 0;
-  std::int64_t committed_tokens = 0;
+  std::int64_t committed_tokens = 0;  // that the reader may have
+  std::int64_t end_token = 0;         // of the sequence
   bool sealed = false;
   struct Layer {
     TensorPins k;
@@ -84,17 +88,18 @@ struct SequenceHome {
 };
 
 // What a sequence begins with: columns of others, and the keys of its prompt's hash blocks, where
-// they are known.
+// they are known. One for a reader of that alone is sealed at once and counts nowhere.
 struct SequenceStart {
   Path path;
   std::vector<PrefixKey> keys;
+  bool for_reader = false;
 };
 
 // One request's token stream: per layer and head how far it has got, and the K and V held. Pages
 // that are final in every layer are columns, which sequences share; the rest is its own.
 // Thread-safe; its lock is held while an append's codecs run, so that what readers find is never
 // half an append.
-class Sequence {
+class Sequence : public std::enable_shared_from_this<Sequence> {
  public:
   Sequence(SequenceKey key, std::shared_ptr<ModelEntry> model, const SequenceHome& home,
            absl::Time now, SequenceStart start = {});
@@ -117,8 +122,15 @@ class Sequence {
 
   absl::Status Seal(std::int64_t tokens) ABSL_LOCKS_EXCLUDED(mutex_);
 
-  // Lets go of everything held; what readers pinned goes when they do. `why` ends the live writers.
-  // False if it was gone.
+  // A hold on its first `tokens` tokens: they stay readable, after it is dropped as well, until the
+  // hold is given back. -1: of all that is committed. How many; NOT_FOUND where it has not so many,
+  // or is gone.
+  absl::StatusOr<std::int64_t> Hold(std::int64_t tokens) ABSL_LOCKS_EXCLUDED(mutex_);
+  void Unhold() ABSL_LOCKS_EXCLUDED(mutex_);
+  std::int64_t holds() const ABSL_LOCKS_EXCLUDED(mutex_);
+
+  // Gone from now on. It lets go of everything held once nobody has a hold on it; what readers
+  // pinned goes when they do. `why` ends the live writers. False if it was gone.
   bool Drop(const absl::Status& why) ABSL_LOCKS_EXCLUDED(mutex_);
   // The same, only for an open sequence; FAILED_PRECONDITION for a sealed one.
   absl::Status DropOpen(const absl::Status& why) ABSL_LOCKS_EXCLUDED(mutex_);
@@ -132,6 +144,7 @@ class Sequence {
   absl::StatusOr<std::shared_ptr<Sequence>> Fork(SequenceKey key, std::int64_t tokens,
                                                  absl::Time now) const ABSL_LOCKS_EXCLUDED(mutex_);
 
+  // By one who has a hold on it.
   absl::StatusOr<SequencePins> Pin(const ReadRange& range) const ABSL_LOCKS_EXCLUDED(mutex_);
 
   SequenceDescription Describe(bool with_layers) const ABSL_LOCKS_EXCLUDED(mutex_);
@@ -181,6 +194,7 @@ class Sequence {
   std::int64_t PathTokens() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Span<const PrefixKey> KeysIn(std::int64_t begin, std::int64_t end) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void LetGo() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // It is no longer found by its keys.
   void Unlist() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Pages that it was begun with.
@@ -195,6 +209,7 @@ class Sequence {
   const SequenceKey key_;
   const std::shared_ptr<ModelEntry> model_;
   const SequenceHome home_;
+  const bool counts_;  // in the model's totals
 
   mutable absl::Mutex mutex_;
   SequenceState state_ ABSL_GUARDED_BY(mutex_) = SequenceState::kOpen;
@@ -206,6 +221,7 @@ class Sequence {
   // Of these, [begin, end) are in the index as this sequence's; those before, as its columns'.
   std::int64_t indexed_begin_ ABSL_GUARDED_BY(mutex_) = 0;
   std::int64_t indexed_end_ ABSL_GUARDED_BY(mutex_) = 0;
+  std::int64_t holds_ ABSL_GUARDED_BY(mutex_) = 0;
   ModelTotals reported_ ABSL_GUARDED_BY(mutex_);  // last time, of this sequence
 };
 

@@ -57,9 +57,10 @@ struct SequenceReader::Output {
   std::int64_t tokens;
 };
 
-absl::StatusOr<SequenceReader> SequenceReader::Make(SequencePins pins, const ReadFormat& format,
+absl::StatusOr<SequenceReader> SequenceReader::Make(std::shared_ptr<const Lease> lease,
+                                                    SequencePins pins, const ReadFormat& format,
                                                     Device& device) {
-  SequenceReader reader(std::move(pins), format, device);
+  SequenceReader reader(std::move(lease), std::move(pins), format, device);
   const SequencePins& p = reader.pins_;
   for (int i = 0; i < p.shard.num_layers; ++i) {
     const SequencePins::Layer& layer = p.layers[static_cast<std::size_t>(i)];
@@ -149,7 +150,7 @@ absl::Status SequenceReader::CheckBounds() const {
           fmt::format("{} of layer {}", side == Side::kK ? "k" : "v", layers_[i].layer);
       for (const std::int64_t token : {pins_.first_token, pins_.first_token + pins_.tokens}) {
         KVT_RETURN_IF_ERROR(
-            CheckGroupBound(pinned(i, side), heads(i), token, pins_.committed_tokens, name));
+            CheckGroupBound(pinned(i, side), heads(i), token, pins_.end_token, name));
       }
     }
   }
@@ -206,6 +207,7 @@ absl::StatusOr<bool> SequenceReader::MeasureScales() {
 absl::StatusOr<bool> SequenceReader::MeasurePage(const std::optional<float>& asked,
                                                  std::vector<float>& scales) {
   if (asked.has_value()) return false;
+  KVT_RETURN_IF_ERROR(lease_->Check());
   const TensorPins& tensor = pinned(measuring_.layer, measuring_.side);
   const HeadRange range = heads(measuring_.layer);
   const std::int64_t page = tensor.model->layout.page_tokens, dim = tensor.model->dim();
@@ -233,6 +235,7 @@ absl::StatusOr<bool> SequenceReader::MeasurePage(const std::optional<float>& ask
   }
   saturated_ = saturated;  // what is sent is counted when it is sent
   measuring_.tokens += count;
+  KVT_RETURN_IF_ERROR(lease_->Check());
   return true;
 }
 
@@ -273,50 +276,63 @@ std::int64_t SequenceReader::ChunkTokens(std::size_t layer, std::int64_t first_t
   return tokens;
 }
 
+template <class F>
+absl::Status SequenceReader::Guarded(F copy) const {
+  KVT_RETURN_IF_ERROR(lease_->Check());
+  KVT_RETURN_IF_ERROR(copy());
+  return lease_->Check();
+}
+
 absl::Status SequenceReader::Fill(std::size_t layer, std::int64_t first_token, std::int64_t tokens,
                                   std::byte* k, std::byte* v) {
-  const LayerOutput& out = layers_[layer];
-  SequencePins::Layer& pinned = pins_.layers[layer];
-  KVT_RETURN_IF_ERROR(Verify(pinned.k, first_token, tokens));
-  std::vector<DecodeJob> jobs;
-  QueueTensor(pinned.k, {k, out.element, out.k_scales, first_token, tokens}, jobs);
-  if (out.v_dim > 0) {
-    KVT_RETURN_IF_ERROR(Verify(pinned.v, first_token, tokens));
-    QueueTensor(pinned.v, {v, out.element, out.v_scales, first_token, tokens}, jobs);
-  }
-  return device_->Decode(jobs);
+  return Guarded([&]() -> absl::Status {
+    const LayerOutput& out = layers_[layer];
+    SequencePins::Layer& pinned = pins_.layers[layer];
+    KVT_RETURN_IF_ERROR(Verify(pinned.k, first_token, tokens));
+    std::vector<DecodeJob> jobs;
+    QueueTensor(pinned.k, {k, out.element, out.k_scales, first_token, tokens}, jobs);
+    if (out.v_dim > 0) {
+      KVT_RETURN_IF_ERROR(Verify(pinned.v, first_token, tokens));
+      QueueTensor(pinned.v, {v, out.element, out.v_scales, first_token, tokens}, jobs);
+    }
+    return device_->Decode(jobs);
+  });
 }
 
 absl::Status SequenceReader::FillPart(std::size_t layer, Side side, std::int64_t page,
                                       std::byte* out) {
-  TensorPins& tensor = MutablePinned(layer, side);
-  KVT_RETURN_IF_ERROR(Verify(tensor, page * tensor.model->layout.page_tokens, 1));
-  FillStoredPart(tensor, heads(layer), page, *device_, out);
-  return absl::OkStatus();
+  return Guarded([&]() -> absl::Status {
+    TensorPins& tensor = MutablePinned(layer, side);
+    KVT_RETURN_IF_ERROR(Verify(tensor, page * tensor.model->layout.page_tokens, 1));
+    FillStoredPart(tensor, heads(layer), page, *device_, out);
+    return absl::OkStatus();
+  });
 }
 
 absl::Status SequenceReader::FillRows(std::size_t layer, Side side, const StoredSpan& span,
                                       std::byte* out) {
-  const TensorPins& tensor = pinned(layer, side);
-  const HeadRange range = heads(layer);
-  const std::int64_t row_bytes = tensor.model->source_row_bytes();
-  const bool nhd = format_.layout == TokenLayout::kNhd;
-  const std::int64_t head_rows = nhd ? 1 : span.rows, token_rows = nhd ? range.count() : 1;
-  if (MostCodes(tensor, range) > span.first_row)
-    std::memset(out, 0, static_cast<std::size_t>(span.rows * range.count() * row_bytes));
-  std::vector<DecodeJob> jobs;
-  for (int h = 0; h < range.count(); ++h) {
-    const int head = range.first + h;
-    const std::int64_t first = std::clamp(tensor.code_tokens[static_cast<std::size_t>(head)],
-                                          span.first_row, span.first_row + span.rows);
-    const std::int64_t row = h * head_rows + (first - span.first_row) * token_rows;
-    const kernels::DecodeRun run{
-        .dim = tensor.model->dim(),
-        .tokens = span.first_row + span.rows - first,
-        .out = {out + row * row_bytes, tensor.model->source, token_rows * tensor.model->dim()}};
-    QueueRows(tensor, head, run, first, jobs);
-  }
-  return device_->Decode(jobs);
+  return Guarded([&]() -> absl::Status {
+    const TensorPins& tensor = pinned(layer, side);
+    const HeadRange range = heads(layer);
+    const std::int64_t row_bytes = tensor.model->source_row_bytes();
+    const bool nhd = format_.layout == TokenLayout::kNhd;
+    const std::int64_t head_rows = nhd ? 1 : span.rows, token_rows = nhd ? range.count() : 1;
+    if (MostCodes(tensor, range) > span.first_row)
+      std::memset(out, 0, static_cast<std::size_t>(span.rows * range.count() * row_bytes));
+    std::vector<DecodeJob> jobs;
+    for (int h = 0; h < range.count(); ++h) {
+      const int head = range.first + h;
+      const std::int64_t first = std::clamp(tensor.code_tokens[static_cast<std::size_t>(head)],
+                                            span.first_row, span.first_row + span.rows);
+      const std::int64_t row = h * head_rows + (first - span.first_row) * token_rows;
+      const kernels::DecodeRun run{
+          .dim = tensor.model->dim(),
+          .tokens = span.first_row + span.rows - first,
+          .out = {out + row * row_bytes, tensor.model->source, token_rows * tensor.model->dim()}};
+      QueueRows(tensor, head, run, first, jobs);
+    }
+    return device_->Decode(jobs);
+  });
 }
 
 void SequenceReader::QueueTensor(const TensorPins& tensor, const Output& out,

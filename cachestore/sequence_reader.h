@@ -6,6 +6,7 @@
 
 #include "absl/status/statusor.h"
 #include "cachestore/device/device.h"
+#include "cachestore/lease.h"
 #include "cachestore/model/read_format.h"
 #include "cachestore/sequence.h"
 #include "cachestore/stored_read.h"
@@ -31,12 +32,13 @@ struct LayerOutput {
 };
 
 // Reads one sequence from what it pinned: the bytes stay those of the moment it was made, even if
-// the sequence is removed meanwhile. Not thread-safe; one caller at a time.
+// the sequence is removed meanwhile. Once its lease has ended every call is ABORTED, and what it
+// wrote must not be used. Not thread-safe; one caller at a time.
 class SequenceReader {
  public:
   // INVALID_ARGUMENT where the format asked for can't be had. `device` must outlive it.
-  static absl::StatusOr<SequenceReader> Make(SequencePins pins, const ReadFormat& format,
-                                             Device& device);
+  static absl::StatusOr<SequenceReader> Make(std::shared_ptr<const Lease> lease, SequencePins pins,
+                                             const ReadFormat& format, Device& device);
 
   const SequencePins& pins() const { return pins_; }
   const std::vector<LayerOutput>& layers() const { return layers_; }
@@ -76,8 +78,13 @@ class SequenceReader {
  private:
   struct Output;  // where one tensor's values go
 
-  SequenceReader(SequencePins pins, const ReadFormat& format, Device& device)
-      : pins_(std::move(pins)), format_(format), device_(&device) {}
+  SequenceReader(std::shared_ptr<const Lease> lease, SequencePins pins, const ReadFormat& format,
+                 Device& device)
+      : lease_(std::move(lease)), pins_(std::move(pins)), format_(format), device_(&device) {}
+
+  // The one way to bytes: runs `copy` under the lease.
+  template <class F>
+  absl::Status Guarded(F copy) const;
 
   absl::Status CheckRotation(const TensorModel& k, int layer) const;
   absl::Status SetScales(const LayerModel& model, LayerOutput& out) const;
@@ -95,6 +102,7 @@ class SequenceReader {
                  std::int64_t first_token, std::vector<DecodeJob>& jobs);
   absl::Status Verify(TensorPins& tensor, std::int64_t first_token, std::int64_t tokens) const;
 
+  std::shared_ptr<const Lease> lease_;
   SequencePins pins_;
   ReadFormat format_;
   Device* device_;

@@ -65,7 +65,8 @@ Store::Store(const StoreOptions& options, std::byte* slab, Device& device, const
       device_(device),
       clock_(clock),
       arena_(slab, options.memory),
-      models_(options.max_models) {}
+      models_(options.max_models),
+      leases_(options.first_lease_id, options.max_leases, clock) {}
 
 absl::StatusOr<std::shared_ptr<ModelEntry>> Store::RegisterModel(ModelRequest request) {
   KVT_ASSIGN_OR_RETURN(std::shared_ptr<const Model> model,
@@ -124,6 +125,65 @@ absl::StatusOr<std::int64_t> Store::Fork(const SequenceKey& key, const std::stri
       fmt::format("new_sequence is \"{}\", which is held in namespace \"{}\"", id, key.name_space));
 }
 
+absl::StatusOr<LeaseGrant> Store::Acquire(const std::string& name_space,
+                                          const std::string& model_id, const Prompt& prompt,
+                                          absl::Duration duration) {
+  KVT_ASSIGN_OR_RETURN(duration, CheckDuration(duration));
+  KVT_ASSIGN_OR_RETURN(const std::shared_ptr<ModelEntry> model, models_.Find(model_id));
+  const int block_tokens = model->model().request.spec.hash_block_tokens;
+  KVT_RETURN_IF_ERROR(CheckPrompt(prompt, block_tokens));
+  const std::vector<PrefixKey> all = PrefixKeysOf(name_space, model_id, block_tokens, prompt);
+  absl::Span<const PrefixKey> keys(all);
+  while (!keys.empty()) {
+    PrefixIndex::Found found = index_.Find(keys);
+    if (found.blocks == 0) break;
+    std::shared_ptr<Sequence> sequence = std::move(found.sequence);
+    if (found.column != nullptr) {
+      SequenceStart start{.path = Path(found.column), .keys = {}, .for_reader = true};
+      sequence = std::make_shared<Sequence>(SequenceKey{name_space, "(a prefix)"}, model, Home(),
+                                            clock_.Now(), std::move(start));
+    }
+    const auto held = sequence->Hold(found.blocks * block_tokens);
+    if (held.ok()) return Grant(name_space, std::move(sequence), *held, duration);
+    // It went meanwhile: perhaps somebody has less.
+    keys = keys.first(static_cast<std::size_t>(found.blocks - 1));
+  }
+  return LeaseGrant();
+}
+
+absl::StatusOr<LeaseGrant> Store::Acquire(const SequenceKey& key, absl::Duration duration) {
+  KVT_ASSIGN_OR_RETURN(duration, CheckDuration(duration));
+  KVT_ASSIGN_OR_RETURN(std::shared_ptr<Sequence> sequence, Find(key));
+  KVT_ASSIGN_OR_RETURN(const std::int64_t tokens, sequence->Hold(-1));
+  return Grant(key.name_space, std::move(sequence), tokens, duration);
+}
+
+absl::StatusOr<LeaseGrant> Store::Grant(const std::string& name_space,
+                                        std::shared_ptr<Sequence> sequence, std::int64_t tokens,
+                                        absl::Duration duration) {
+  auto lease =
+      std::make_shared<Lease>(std::move(sequence), tokens, clock_.Now() + duration, clock_);
+  KVT_ASSIGN_OR_RETURN(const std::uint64_t id, leases_.Add(name_space, std::move(lease)));
+  return LeaseGrant{id, tokens, duration};
+}
+
+absl::StatusOr<LeaseGrant> Store::Renew(const std::string& name_space, std::uint64_t id,
+                                        absl::Duration duration) {
+  KVT_ASSIGN_OR_RETURN(duration, CheckDuration(duration));
+  KVT_ASSIGN_OR_RETURN(const std::shared_ptr<Lease> lease, leases_.Find(name_space, id));
+  KVT_RETURN_IF_ERROR(lease->Renew(clock_.Now() + duration));
+  return LeaseGrant{id, lease->tokens(), duration};
+}
+
+absl::StatusOr<absl::Duration> Store::CheckDuration(absl::Duration duration) const {
+  if (duration == absl::ZeroDuration()) return std::min(kDefaultLease, options_.max_lease);
+  if (duration > absl::ZeroDuration() && duration <= options_.max_lease) return duration;
+  return Error(Reason::kInvalidField,
+               fmt::format("duration is {}; want at most {} (max_lease), or 0 for {}",
+                           absl::FormatDuration(duration), absl::FormatDuration(options_.max_lease),
+                           absl::FormatDuration(kDefaultLease)));
+}
+
 absl::Status Store::Seal(const SequenceKey& key, std::int64_t tokens) {
   KVT_ASSIGN_OR_RETURN(const std::shared_ptr<Sequence> sequence, Find(key));
   return sequence->Seal(tokens);
@@ -146,15 +206,32 @@ absl::Status Store::Remove(const SequenceKey& key) {
 }
 
 absl::StatusOr<SequenceReader> Store::OpenReader(const SequenceKey& key,
-                                                 const std::string& model_id, ReadRange range,
-                                                 const ReadFormat& format) {
+                                                 const std::string& model_id,
+                                                 const ReadRange& range, const ReadFormat& format) {
   KVT_ASSIGN_OR_RETURN(const std::shared_ptr<Sequence> sequence, Find(key));
   if (!model_id.empty()) {
     KVT_RETURN_IF_ERROR(CheckModel(*sequence, model_id));
   }
-  KVT_ASSIGN_OR_RETURN(range.shard, ResolveShard(range.shard, sequence->model().model()));
-  KVT_ASSIGN_OR_RETURN(SequencePins pins, sequence->Pin(range));
-  return SequenceReader::Make(std::move(pins), format, device_);
+  KVT_ASSIGN_OR_RETURN(const std::int64_t tokens, sequence->Hold(-1));
+  return Read(std::make_shared<Lease>(sequence, tokens, clock_.Now() + options_.max_lease, clock_),
+              range, format);
+}
+
+absl::StatusOr<SequenceReader> Store::OpenReader(const std::string& name_space,
+                                                 std::uint64_t lease_id, const ReadRange& range,
+                                                 const ReadFormat& format) {
+  KVT_ASSIGN_OR_RETURN(std::shared_ptr<const Lease> lease, leases_.Find(name_space, lease_id));
+  return Read(std::move(lease), range, format);
+}
+
+absl::StatusOr<SequenceReader> Store::Read(std::shared_ptr<const Lease> lease, ReadRange range,
+                                           const ReadFormat& format) {
+  KVT_RETURN_IF_ERROR(lease->Check());
+  const Sequence& sequence = *lease->sequence();
+  KVT_ASSIGN_OR_RETURN(range.shard, ResolveShard(range.shard, sequence.model().model()));
+  range.limit = lease->tokens();
+  KVT_ASSIGN_OR_RETURN(SequencePins pins, sequence.Pin(range));
+  return SequenceReader::Make(std::move(lease), std::move(pins), format, device_);
 }
 
 absl::StatusOr<SequenceDescription> Store::Describe(const SequenceKey& key) const {

@@ -14,6 +14,7 @@
 #include "cachestore/arena.h"
 #include "cachestore/base/clock.h"
 #include "cachestore/device/device.h"
+#include "cachestore/lease.h"
 #include "cachestore/model/prefix_key.h"
 #include "cachestore/model_registry.h"
 #include "cachestore/prefix_index.h"
@@ -29,7 +30,20 @@ struct StoreOptions {
   std::int64_t max_sequences = 100'000;
   absl::Duration open_sequence_deadline =
       absl::Minutes(5);  // without a message, an open sequence is given up
+  std::int64_t max_leases = 65'536;
+  absl::Duration max_lease = absl::Minutes(10);  // at once; and the longest that a read may take
+  std::uint64_t first_lease_id = 1;
 };
+
+// A lease as a client knows it. Of a prompt of which nothing is held there is none: all are 0.
+struct LeaseGrant {
+  std::uint64_t id = 0;
+  std::int64_t tokens = 0;
+  absl::Duration duration;  // from now
+};
+
+// Where the client names no duration.
+inline constexpr absl::Duration kDefaultLease = absl::Seconds(30);
 
 // What an append stream says first.
 struct WriterRequest {
@@ -109,10 +123,28 @@ class Store {
   absl::Status Abort(const SequenceKey& key);
   absl::Status Remove(const SequenceKey& key);
 
-  // `model_id` may be empty; another than the sequence's is FAILED_PRECONDITION.
+  // A lease on as much of a prompt as is held, which may be less than Lookup said; or on what a
+  // sequence has committed. INVALID_ARGUMENT for a duration below 0 or past max_lease; 0 is
+  // kDefaultLease. RESOURCE_EXHAUSTED past max_leases.
+  absl::StatusOr<LeaseGrant> Acquire(const std::string& name_space, const std::string& model_id,
+                                     const Prompt& prompt, absl::Duration duration);
+  absl::StatusOr<LeaseGrant> Acquire(const SequenceKey& key, absl::Duration duration);
+  // ABORTED where the lease has ended.
+  absl::StatusOr<LeaseGrant> Renew(const std::string& name_space, std::uint64_t id,
+                                   absl::Duration duration);
+  void Release(const std::string& name_space, std::uint64_t id) { leases_.Release(name_space, id); }
+  // Ends leases whose deadline is past. How many.
+  int SweepLeases() { return leases_.Sweep(); }
+  std::int64_t leases() const { return leases_.size(); }
+
+  // Under a lease of its own, of max_lease. `model_id` may be empty; another than the sequence's is
+  // FAILED_PRECONDITION.
   absl::StatusOr<SequenceReader> OpenReader(const SequenceKey& key, const std::string& model_id,
-                                            ReadRange range, const ReadFormat& format)
+                                            const ReadRange& range, const ReadFormat& format)
       ABSL_LOCKS_EXCLUDED(mutex_);
+  // Under a lease that the client has.
+  absl::StatusOr<SequenceReader> OpenReader(const std::string& name_space, std::uint64_t lease_id,
+                                            const ReadRange& range, const ReadFormat& format);
 
   absl::StatusOr<SequenceDescription> Describe(const SequenceKey& key) const
       ABSL_LOCKS_EXCLUDED(mutex_);
@@ -138,6 +170,12 @@ class Store {
                                                        const std::shared_ptr<ModelEntry>& model,
                                                        const std::vector<PrefixKey>& keys)
       ABSL_LOCKS_EXCLUDED(mutex_);
+  absl::StatusOr<LeaseGrant> Grant(const std::string& name_space,
+                                   std::shared_ptr<Sequence> sequence, std::int64_t tokens,
+                                   absl::Duration duration);
+  absl::StatusOr<absl::Duration> CheckDuration(absl::Duration duration) const;
+  absl::StatusOr<SequenceReader> Read(std::shared_ptr<const Lease> lease, ReadRange range,
+                                      const ReadFormat& format);
   // What `sequence` is called by from now on, unless its key is taken: then who has it.
   absl::StatusOr<std::shared_ptr<Sequence>> Name(std::shared_ptr<Sequence> sequence)
       ABSL_LOCKS_EXCLUDED(mutex_);
@@ -157,6 +195,7 @@ class Store {
   Arena arena_;
   ModelRegistry models_;
   PrefixIndex index_;
+  LeaseTable leases_;
 
   mutable absl::Mutex mutex_;
   std::map<SequenceKey, std::shared_ptr<Sequence>> sequences_ ABSL_GUARDED_BY(mutex_);
