@@ -229,9 +229,10 @@ void LayerTensor::Pin(std::int64_t end_token, absl::Span<const std::int64_t> rec
   if (reads_residual) pins.residual = ResidualPin(slot_);
 }
 
-std::int64_t LayerTensor::FinalPages() const {
+std::int64_t LayerTensor::FinalPages(std::int64_t most) const {
+  const auto end = parts_.begin() + std::min(most, static_cast<std::int64_t>(parts_.size()));
   const auto filling =
-      std::find_if(parts_.begin(), parts_.end(), [](const auto& part) { return !part->final(); });
+      std::find_if(parts_.begin(), end, [](const auto& part) { return !part->final(); });
   return filling - parts_.begin();
 }
 

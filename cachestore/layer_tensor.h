@@ -109,8 +109,8 @@ class LayerTensor {
   // Adds to what of the columns is pinned already what is here of the tokens before `end_token`.
   void Pin(std::int64_t end_token, absl::Span<const std::int64_t> received, TensorPins& pins) const;
 
-  // Pages from the first on that are final, and can go to columns.
-  std::int64_t FinalPages() const;
+  // Pages from the first on that are final, and can go to columns; `most` are looked at.
+  std::int64_t FinalPages(std::int64_t most) const;
   std::vector<std::shared_ptr<Part>> TakePages(std::int64_t pages);
 
   // Another that goes on from here by itself: what may still be written is copied.
@@ -118,7 +118,7 @@ class LayerTensor {
 
   // Of `received` tokens those that are codes, and those that are not.
   std::int64_t CodeTokens(std::int64_t received) const {
-    return origin_ + model_->residual.CodeTokens(received - origin_);
+    return model_->residual.CodeTokens(received, origin_);
   }
   std::int64_t ResidualTokens(std::int64_t received) const {
     return received - CodeTokens(received);

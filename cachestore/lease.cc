@@ -22,7 +22,7 @@ absl::Status Lease::Check() const {
 }
 
 absl::Status Lease::CheckLocked() const {
-  if (ended_) return Error(Reason::kLeaseEnded, "the lease was released");
+  if (!ended_.ok()) return ended_;
   const absl::Time now = clock_.Now();
   if (now < deadline_) return absl::OkStatus();
   return Error(Reason::kLeaseEnded,
@@ -44,8 +44,9 @@ absl::Status Lease::Renew(absl::Time deadline) {
 void Lease::End() {
   {
     absl::MutexLock lock(&mutex_);
-    if (ended_) return;
-    ended_ = true;
+    if (!ended_.ok()) return;
+    ended_ = CheckLocked();
+    if (ended_.ok()) ended_ = Error(Reason::kLeaseEnded, "the lease was released");
   }
   sequence_->Unhold();
 }

@@ -51,7 +51,7 @@ class Lease {
 
   mutable absl::Mutex mutex_;
   absl::Time deadline_ ABSL_GUARDED_BY(mutex_);
-  bool ended_ ABSL_GUARDED_BY(mutex_) = false;
+  absl::Status ended_ ABSL_GUARDED_BY(mutex_);  // not OK: why
 };
 
 // The leases that clients hold by number. Bounded. Thread-safe.

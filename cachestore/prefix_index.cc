@@ -16,27 +16,38 @@ std::size_t PrefixIndex::Hash::operator()(const PrefixKey& key) const {
   return hash;
 }
 
-void PrefixIndex::Add(absl::Span<const PrefixKey> keys, Holder holder) {
-  if (keys.empty()) return;
-  absl::MutexLock lock(&mutex_);
-  for (const PrefixKey& key : keys) holders_[key].push_back(holder);
+void PrefixIndex::Add(absl::Span<const PrefixKey> keys, const Column* column) {
+  AddTo(&Holders::columns, keys, column);
 }
 
-void PrefixIndex::Remove(absl::Span<const PrefixKey> keys, Holder holder) {
+void PrefixIndex::Add(absl::Span<const PrefixKey> keys, Sequence* sequence) {
+  AddTo(&Holders::sequences, keys, sequence);
+}
+
+void PrefixIndex::Remove(absl::Span<const PrefixKey> keys, const Column* column) {
+  RemoveFrom(&Holders::columns, keys, column);
+}
+
+void PrefixIndex::Remove(absl::Span<const PrefixKey> keys, Sequence* sequence) {
+  RemoveFrom(&Holders::sequences, keys, sequence);
+}
+
+template <class T>
+void PrefixIndex::AddTo(HolderSet<T> Holders::*set, absl::Span<const PrefixKey> keys, T* holder) {
+  if (keys.empty()) return;
+  absl::MutexLock lock(&mutex_);
+  for (const PrefixKey& key : keys) (holders_[key].*set).Add(holder);
+}
+
+template <class T>
+void PrefixIndex::RemoveFrom(HolderSet<T> Holders::*set, absl::Span<const PrefixKey> keys,
+                             T* holder) {
   if (keys.empty()) return;
   absl::MutexLock lock(&mutex_);
   for (const PrefixKey& key : keys) {
     const auto entry = holders_.find(key);
-    KVT_CHECK(entry != holders_.end());
-    Holders& holders = entry->second;
-    const auto found = std::find(holders.begin(), holders.end(), holder);
-    KVT_CHECK(found != holders.end());
-    if (holders.size() == 1) {
-      holders_.erase(entry);
-    } else {
-      *found = holders.back();
-      holders.pop_back();
-    }
+    KVT_CHECK(entry != holders_.end() && (entry->second.*set).Remove(holder));
+    if (entry->second.columns.empty() && entry->second.sequences.empty()) holders_.erase(entry);
   }
 }
 
@@ -69,16 +80,11 @@ PrefixIndex::Found PrefixIndex::FindAmong(absl::Span<const PrefixKey> keys, bool
   // A holder that is going away can't be locked any more.
   for (; !held.empty(); held.pop_back()) {
     Found found{.blocks = static_cast<std::int64_t>(held.size()), .column = {}, .sequence = {}};
-    for (const Holder& holder : *held.back()) {
-      if (const auto* column = std::get_if<const Column*>(&holder))
-        found.column = (*column)->weak_from_this().lock();
-      if (found.column != nullptr) return found;
-    }
-    for (const Holder& holder : *held.back()) {
-      if (const auto* sequence = std::get_if<Sequence*>(&holder); sequence != nullptr && sequences)
-        found.sequence = (*sequence)->weak_from_this().lock();
-      if (found.sequence != nullptr) return found;
-    }
+    const auto lock_holder = [](auto* holder) { return holder->weak_from_this().lock(); };
+    found.column = held.back()->columns.FirstOf(lock_holder);
+    if (found.column == nullptr && sequences)
+      found.sequence = held.back()->sequences.FirstOf(lock_holder);
+    if (found.column != nullptr || found.sequence != nullptr) return found;
   }
   return {};
 }

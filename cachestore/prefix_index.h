@@ -2,14 +2,13 @@
 
 #include <cstdint>
 #include <memory>
-#include <variant>
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/container/flat_hash_map.h"
-#include "absl/container/inlined_vector.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/types/span.h"
+#include "cachestore/holder_set.h"
 #include "cachestore/model/prefix_key.h"
 
 namespace kvtier::cachestore {
@@ -23,11 +22,11 @@ class Sequence;
 // a key, and nothing else is taken under it.
 class PrefixIndex {
  public:
-  using Holder = std::variant<const Column*, Sequence*>;
-
   // A holder must take back what it added before it goes.
-  void Add(absl::Span<const PrefixKey> keys, Holder holder) ABSL_LOCKS_EXCLUDED(mutex_);
-  void Remove(absl::Span<const PrefixKey> keys, Holder holder) ABSL_LOCKS_EXCLUDED(mutex_);
+  void Add(absl::Span<const PrefixKey> keys, const Column* column) ABSL_LOCKS_EXCLUDED(mutex_);
+  void Add(absl::Span<const PrefixKey> keys, Sequence* sequence) ABSL_LOCKS_EXCLUDED(mutex_);
+  void Remove(absl::Span<const PrefixKey> keys, const Column* column) ABSL_LOCKS_EXCLUDED(mutex_);
+  void Remove(absl::Span<const PrefixKey> keys, Sequence* sequence) ABSL_LOCKS_EXCLUDED(mutex_);
 
   // How many of a prompt's keys are held, from the first on.
   std::int64_t CountHeld(absl::Span<const PrefixKey> keys) const ABSL_LOCKS_EXCLUDED(mutex_);
@@ -50,9 +49,17 @@ class PrefixIndex {
   struct Hash {
     std::size_t operator()(const PrefixKey& key) const;
   };
-  // Mostly one: more where a prefix was written more than once.
-  using Holders = absl::InlinedVector<Holder, 1>;
+  struct Holders {
+    HolderSet<const Column> columns;
+    HolderSet<Sequence> sequences;
+  };
 
+  template <class T>
+  void AddTo(HolderSet<T> Holders::*set, absl::Span<const PrefixKey> keys, T* holder)
+      ABSL_LOCKS_EXCLUDED(mutex_);
+  template <class T>
+  void RemoveFrom(HolderSet<T> Holders::*set, absl::Span<const PrefixKey> keys, T* holder)
+      ABSL_LOCKS_EXCLUDED(mutex_);
   Found FindAmong(absl::Span<const PrefixKey> keys, bool sequences) const
       ABSL_LOCKS_EXCLUDED(mutex_);
 

@@ -88,8 +88,9 @@ absl::StatusOr<AppendResult> Sequence::Claim(const std::shared_ptr<WriterClaim>&
   {
     absl::MutexLock lock(&mutex_);
     KVT_RETURN_IF_ERROR(CheckWritable(*claim));
-    KVT_RETURN_IF_ERROR(TakeKeys(std::move(keys)));
+    KVT_RETURN_IF_ERROR(CheckKeys(keys));
     KVT_RETURN_IF_ERROR(writers_.Add(claim, key_.id, ended));
+    TakeKeys(std::move(keys));
     last_message_ = now;
     standing = Standing(claim->shard);
   }
@@ -346,8 +347,10 @@ bool Sequence::DropIdle(absl::Time before, const absl::Status& why) {
 
 absl::StatusOr<SequencePins> Sequence::Pin(const ReadRange& range) const {
   absl::MutexLock lock(&mutex_);
-  KVT_CHECK(holds_ > 0);
-  if (layers_.empty()) return CheckHeld();
+  if (layers_.empty()) {
+    return Error(Reason::kLeaseEnded,
+                 fmt::format("what was held of sequence \"{}\" is gone", key_.id));
+  }
   const std::int64_t committed = std::min(Committed(), range.limit);
   if (range.first_token > committed || range.tokens > committed - range.first_token) {
     return Error(
@@ -357,13 +360,14 @@ absl::StatusOr<SequencePins> Sequence::Pin(const ReadRange& range) const {
                     key_.id, range.first_token, committed));
   }
   const std::int64_t end = range.tokens < 0 ? committed : range.first_token + range.tokens;
-  SequencePins pins{.model = model_,
-                    .shard = range.shard,
-                    .first_token = range.first_token,
-                    .tokens = end - range.first_token,
-                    .committed_tokens = committed,
-                    .end_token = Committed(),
-                    .sealed = state_ == SequenceState::kSealed};
+  SequencePins pins{
+      .model = model_,
+      .shard = range.shard,
+      .first_token = range.first_token,
+      .tokens = end - range.first_token,
+      .committed_tokens = committed,
+      .end_token = Committed(),
+      .sealed = state_ == SequenceState::kSealed && counts_ && committed == Committed()};
   for (int layer = range.shard.first_layer; layer < range.shard.end_layer(); ++layer) {
     const auto index = static_cast<std::size_t>(layer);
     const LayerState& state = layers_[index];

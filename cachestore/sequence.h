@@ -95,6 +95,14 @@ struct SequenceStart {
   bool for_reader = false;
 };
 
+class Sequence;
+
+// A fork that has no name yet, and how many tokens it begins with.
+struct SequenceFork {
+  std::shared_ptr<Sequence> sequence;
+  std::int64_t tokens = 0;
+};
+
 // One request's token stream: per layer and head how far it has got, and the K and V held. Pages
 // that are final in every layer are columns, which sequences share; the rest is its own.
 // Thread-safe; its lock is held while an append's codecs run, so that what readers find is never
@@ -141,8 +149,10 @@ class Sequence : public std::enable_shared_from_this<Sequence> {
   // stand it is exact, with copies of what is not in columns; before, it has the whole columns of
   // `tokens` only. -1: to the committed length. OUT_OF_RANGE past that; RESOURCE_EXHAUSTED when the
   // budget has no room for the copies.
-  absl::StatusOr<std::shared_ptr<Sequence>> Fork(SequenceKey key, std::int64_t tokens,
-                                                 absl::Time now) const ABSL_LOCKS_EXCLUDED(mutex_);
+  absl::StatusOr<SequenceFork> Fork(SequenceKey key, std::int64_t tokens, absl::Time now) const
+      ABSL_LOCKS_EXCLUDED(mutex_);
+  // A fork is found by its keys from now on.
+  void List() ABSL_LOCKS_EXCLUDED(mutex_);
 
   // By one who has a hold on it.
   absl::StatusOr<SequencePins> Pin(const ReadRange& range) const ABSL_LOCKS_EXCLUDED(mutex_);
@@ -185,11 +195,15 @@ class Sequence : public std::enable_shared_from_this<Sequence> {
   EndedClaims DropLocked(const absl::Status& why) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Pages that have become final in every layer go to columns; the index learns what is new.
   void Publish() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Pages behind the path that are final in every layer; `most` are looked at.
+  std::int64_t FinalPages(std::int64_t most) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void MakeColumns() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status CheckHeld() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Whether every layer and head has received as much.
   bool StandTogether() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  absl::Status TakeKeys(std::vector<PrefixKey> keys) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::Status CheckKeys(const std::vector<PrefixKey>& keys) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void TakeKeys(std::vector<PrefixKey> keys) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   std::int64_t BlocksIn(std::int64_t tokens) const;
   std::int64_t PathTokens() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Span<const PrefixKey> KeysIn(std::int64_t begin, std::int64_t end) const

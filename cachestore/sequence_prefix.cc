@@ -30,7 +30,7 @@ std::int64_t Sequence::SharedPages() const {
   return layers_.empty() ? 0 : layers_[0].k.origin() / model_->model().page_tokens;
 }
 
-absl::Status Sequence::TakeKeys(std::vector<PrefixKey> keys) {
+absl::Status Sequence::CheckKeys(const std::vector<PrefixKey>& keys) const {
   const std::size_t both = std::min(keys.size(), keys_.size());
   for (std::size_t block = 0; block < both; ++block) {
     if (keys[block] == keys_[block]) continue;
@@ -39,11 +39,14 @@ absl::Status Sequence::TakeKeys(std::vector<PrefixKey> keys) {
                              "differ in hash block {}",
                              key_.id, block));
   }
-  if (keys.size() == both) return absl::OkStatus();
+  return absl::OkStatus();
+}
+
+void Sequence::TakeKeys(std::vector<PrefixKey> keys) {
+  if (keys.size() <= keys_.size()) return;
   // Columns that are there already were made without: they stay as they are.
   keys_ = std::move(keys);
   Publish();
-  return absl::OkStatus();
 }
 
 void Sequence::Publish() {
@@ -57,13 +60,19 @@ void Sequence::Publish() {
   indexed_end_ = end;
 }
 
-void Sequence::MakeColumns() {
-  std::int64_t pages = std::numeric_limits<std::int64_t>::max();
+std::int64_t Sequence::FinalPages(std::int64_t most) const {
   for (const LayerState& layer : layers_) {
-    pages = std::min(pages, layer.k.FinalPages());
-    if (layer.v.model().dim() > 0) pages = std::min(pages, layer.v.FinalPages());
+    most = layer.k.FinalPages(most);
+    if (layer.v.model().dim() > 0) most = layer.v.FinalPages(most);
+    if (most == 0) return 0;
   }
-  if (layers_.empty() || pages == 0) return;
+  return most;
+}
+
+void Sequence::MakeColumns() {
+  // While layers come one after another, some have many pages and some have none.
+  if (layers_.empty() || FinalPages(1) == 0) return;
+  const std::int64_t pages = FinalPages(std::numeric_limits<std::int64_t>::max());
   std::vector<std::vector<Column::Layer>> columns(static_cast<std::size_t>(pages));
   for (LayerState& layer : layers_) {
     std::vector<std::shared_ptr<Part>> k = layer.k.TakePages(pages), v;
@@ -91,8 +100,13 @@ absl::Span<const PrefixKey> Sequence::KeysIn(std::int64_t begin, std::int64_t en
                                                     static_cast<std::size_t>(end - begin));
 }
 
-absl::StatusOr<std::shared_ptr<Sequence>> Sequence::Fork(SequenceKey key, std::int64_t tokens,
-                                                         absl::Time now) const {
+void Sequence::List() {
+  absl::MutexLock lock(&mutex_);
+  if (state_ != SequenceState::kGone) Publish();
+}
+
+absl::StatusOr<SequenceFork> Sequence::Fork(SequenceKey key, std::int64_t tokens,
+                                            absl::Time now) const {
   absl::MutexLock lock(&mutex_);
   KVT_RETURN_IF_ERROR(CheckHeld());
   const std::int64_t committed = Committed();
@@ -110,7 +124,7 @@ absl::StatusOr<std::shared_ptr<Sequence>> Sequence::Fork(SequenceKey key, std::i
   }
   start.keys.resize(std::min(keys_.size(), static_cast<std::size_t>(BlocksIn(tokens))));
   auto fork = std::make_shared<Sequence>(std::move(key), model_, home_, now, std::move(start));
-  if (!exact) return fork;
+  if (!exact) return SequenceFork{std::move(fork), tokens};
   absl::MutexLock fork_lock(&fork->mutex_);
   for (std::size_t i = 0; i < layers_.size(); ++i) {
     LayerState& layer = fork->layers_[i];
@@ -120,9 +134,8 @@ absl::StatusOr<std::shared_ptr<Sequence>> Sequence::Fork(SequenceKey key, std::i
   }
   fork->reported_.appended_tokens = committed;
   fork->reported_.saturated_values = Saturated();
-  fork->Publish();
   fork->Report(0);
-  return fork;
+  return SequenceFork{std::move(fork), tokens};
 }
 
 }  // namespace kvtier::cachestore

@@ -104,25 +104,44 @@ absl::StatusOr<std::unique_ptr<Writer>> Store::OpenWriter(WriterRequest request)
   }
 }
 
-absl::StatusOr<std::int64_t> Store::Lookup(const std::string& name_space,
-                                           const std::string& model_id,
-                                           const Prompt& prompt) const {
+absl::StatusOr<std::vector<std::int64_t>> Store::Lookup(const std::string& name_space,
+                                                        const std::string& model_id,
+                                                        absl::Span<const Prompt> prompts) const {
   KVT_ASSIGN_OR_RETURN(const std::shared_ptr<ModelEntry> model, models_.Find(model_id));
   const int block_tokens = model->model().request.spec.hash_block_tokens;
-  KVT_RETURN_IF_ERROR(CheckPrompt(prompt, block_tokens));
-  return block_tokens * index_.CountHeld(PrefixKeysOf(name_space, model_id, block_tokens, prompt));
+  std::int64_t blocks = 0;
+  for (std::size_t i = 0; i < prompts.size(); ++i) {
+    KVT_RETURN_IF_ERROR(CheckPrompt(prompts[i], block_tokens, fmt::format("prompts[{}]", i)));
+    blocks += BlocksOf(prompts[i], block_tokens);
+  }
+  if (blocks > kMaxPromptBlocks) {
+    return Error(Reason::kInvalidField,
+                 fmt::format("prompts have {} hash blocks together; want at most {} in one call",
+                             blocks, kMaxPromptBlocks));
+  }
+  std::vector<std::int64_t> tokens;
+  for (const Prompt& prompt : prompts) {
+    tokens.push_back(block_tokens *
+                     index_.CountHeld(PrefixKeysOf(name_space, model_id, block_tokens, prompt)));
+  }
+  return tokens;
 }
 
 absl::StatusOr<std::int64_t> Store::Fork(const SequenceKey& key, const std::string& id,
                                          std::int64_t tokens) {
   KVT_ASSIGN_OR_RETURN(const std::shared_ptr<Sequence> source, Find(key));
-  KVT_ASSIGN_OR_RETURN(const std::shared_ptr<Sequence> fork,
-                       source->Fork({key.name_space, id}, tokens, clock_.Now()));
-  KVT_ASSIGN_OR_RETURN(const std::shared_ptr<Sequence> named, Name(fork));
-  if (named == fork) return fork->Describe(false).committed_tokens;
-  return Error(
-      Reason::kSequenceExists,
-      fmt::format("new_sequence is \"{}\", which is held in namespace \"{}\"", id, key.name_space));
+  const SequenceKey fork_key{key.name_space, id};
+  const auto taken = [&] {
+    return Error(Reason::kSequenceExists,
+                 fmt::format("new_sequence is \"{}\", which is held in namespace \"{}\"", id,
+                             key.name_space));
+  };
+  if (Find(fork_key).ok()) return taken();
+  KVT_ASSIGN_OR_RETURN(const SequenceFork fork, source->Fork(fork_key, tokens, clock_.Now()));
+  KVT_ASSIGN_OR_RETURN(const std::shared_ptr<Sequence> named, Name(fork.sequence));
+  if (named != fork.sequence) return taken();
+  fork.sequence->List();
+  return fork.tokens;
 }
 
 absl::StatusOr<LeaseGrant> Store::Acquire(const std::string& name_space,
@@ -138,8 +157,8 @@ absl::StatusOr<LeaseGrant> Store::Acquire(const std::string& name_space,
     PrefixIndex::Found found = index_.Find(keys);
     if (found.blocks == 0) break;
     std::shared_ptr<Sequence> sequence = std::move(found.sequence);
-    if (found.column != nullptr) {
-      SequenceStart start{.path = Path(found.column), .keys = {}, .for_reader = true};
+    if (sequence == nullptr) {
+      SequenceStart start{.path = Path(std::move(found.column)), .keys = {}, .for_reader = true};
       sequence = std::make_shared<Sequence>(SequenceKey{name_space, "(a prefix)"}, model, Home(),
                                             clock_.Now(), std::move(start));
     }
@@ -179,9 +198,10 @@ absl::StatusOr<absl::Duration> Store::CheckDuration(absl::Duration duration) con
   if (duration == absl::ZeroDuration()) return std::min(kDefaultLease, options_.max_lease);
   if (duration > absl::ZeroDuration() && duration <= options_.max_lease) return duration;
   return Error(Reason::kInvalidField,
-               fmt::format("duration is {}; want at most {} (max_lease), or 0 for {}",
-                           absl::FormatDuration(duration), absl::FormatDuration(options_.max_lease),
-                           absl::FormatDuration(kDefaultLease)));
+               fmt::format("duration_ms is {}; want at most {} (max_lease), or 0 for {}",
+                           absl::ToInt64Milliseconds(duration),
+                           absl::ToInt64Milliseconds(options_.max_lease),
+                           absl::ToInt64Milliseconds(kDefaultLease)));
 }
 
 absl::Status Store::Seal(const SequenceKey& key, std::int64_t tokens) {
@@ -209,28 +229,32 @@ absl::StatusOr<SequenceReader> Store::OpenReader(const SequenceKey& key,
                                                  const std::string& model_id,
                                                  const ReadRange& range, const ReadFormat& format) {
   KVT_ASSIGN_OR_RETURN(const std::shared_ptr<Sequence> sequence, Find(key));
-  if (!model_id.empty()) {
-    KVT_RETURN_IF_ERROR(CheckModel(*sequence, model_id));
-  }
   KVT_ASSIGN_OR_RETURN(const std::int64_t tokens, sequence->Hold(-1));
   return Read(std::make_shared<Lease>(sequence, tokens, clock_.Now() + options_.max_lease, clock_),
-              range, format);
+              model_id, range, format);
 }
 
 absl::StatusOr<SequenceReader> Store::OpenReader(const std::string& name_space,
-                                                 std::uint64_t lease_id, const ReadRange& range,
+                                                 std::uint64_t lease_id,
+                                                 const std::string& model_id, ReadRange range,
                                                  const ReadFormat& format) {
   KVT_ASSIGN_OR_RETURN(std::shared_ptr<const Lease> lease, leases_.Find(name_space, lease_id));
-  return Read(std::move(lease), range, format);
+  range.limit = lease->tokens();
+  return Read(std::move(lease), model_id, range, format);
 }
 
-absl::StatusOr<SequenceReader> Store::Read(std::shared_ptr<const Lease> lease, ReadRange range,
+absl::StatusOr<SequenceReader> Store::Read(std::shared_ptr<const Lease> lease,
+                                           const std::string& model_id, ReadRange range,
                                            const ReadFormat& format) {
   KVT_RETURN_IF_ERROR(lease->Check());
   const Sequence& sequence = *lease->sequence();
+  if (!model_id.empty()) {
+    KVT_RETURN_IF_ERROR(CheckModel(sequence, model_id));
+  }
   KVT_ASSIGN_OR_RETURN(range.shard, ResolveShard(range.shard, sequence.model().model()));
-  range.limit = lease->tokens();
   KVT_ASSIGN_OR_RETURN(SequencePins pins, sequence.Pin(range));
+  // It may have ended before the bytes were pinned.
+  KVT_RETURN_IF_ERROR(lease->Check());
   return SequenceReader::Make(std::move(lease), std::move(pins), format, device_);
 }
 

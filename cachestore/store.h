@@ -109,10 +109,11 @@ class Store {
   absl::StatusOr<std::unique_ptr<Writer>> OpenWriter(WriterRequest request)
       ABSL_LOCKS_EXCLUDED(mutex_);
 
-  // How many tokens of a prompt are held, from the first on, in whole hash blocks. Holds nothing
+  // How many tokens of each prompt are held, from the first on, in whole hash blocks. Holds nothing
   // for the asker.
-  absl::StatusOr<std::int64_t> Lookup(const std::string& name_space, const std::string& model_id,
-                                      const Prompt& prompt) const;
+  absl::StatusOr<std::vector<std::int64_t>> Lookup(const std::string& name_space,
+                                                   const std::string& model_id,
+                                                   absl::Span<const Prompt> prompts) const;
 
   // Opens `id` in the sequence's namespace as Sequence::Fork; how many tokens it begins with.
   // ALREADY_EXISTS where `id` is held.
@@ -144,7 +145,8 @@ class Store {
       ABSL_LOCKS_EXCLUDED(mutex_);
   // Under a lease that the client has.
   absl::StatusOr<SequenceReader> OpenReader(const std::string& name_space, std::uint64_t lease_id,
-                                            const ReadRange& range, const ReadFormat& format);
+                                            const std::string& model_id, ReadRange range,
+                                            const ReadFormat& format);
 
   absl::StatusOr<SequenceDescription> Describe(const SequenceKey& key) const
       ABSL_LOCKS_EXCLUDED(mutex_);
@@ -174,7 +176,8 @@ class Store {
                                    std::shared_ptr<Sequence> sequence, std::int64_t tokens,
                                    absl::Duration duration);
   absl::StatusOr<absl::Duration> CheckDuration(absl::Duration duration) const;
-  absl::StatusOr<SequenceReader> Read(std::shared_ptr<const Lease> lease, ReadRange range,
+  absl::StatusOr<SequenceReader> Read(std::shared_ptr<const Lease> lease,
+                                      const std::string& model_id, ReadRange range,
                                       const ReadFormat& format);
   // What `sequence` is called by from now on, unless its key is taken: then who has it.
   absl::StatusOr<std::shared_ptr<Sequence>> Name(std::shared_ptr<Sequence> sequence)

@@ -126,6 +126,26 @@ absl::StatusOr<v1::RegisterModelResponse> Client::RegisterModel(
   return impl_->Call(&v1::KvTierService::Stub::RegisterModel, request);
 }
 
+absl::StatusOr<v1::LookupResponse> Client::Lookup(const v1::LookupRequest& request) {
+  return impl_->Call(&v1::KvTierService::Stub::Lookup, request);
+}
+
+absl::StatusOr<v1::AcquireResponse> Client::Acquire(const v1::AcquireRequest& request) {
+  return impl_->Call(&v1::KvTierService::Stub::Acquire, request);
+}
+
+absl::StatusOr<v1::RenewResponse> Client::Renew(const v1::RenewRequest& request) {
+  return impl_->Call(&v1::KvTierService::Stub::Renew, request);
+}
+
+absl::StatusOr<v1::ReleaseResponse> Client::Release(const v1::ReleaseRequest& request) {
+  return impl_->Call(&v1::KvTierService::Stub::Release, request);
+}
+
+absl::StatusOr<v1::ForkResponse> Client::Fork(const v1::ForkRequest& request) {
+  return impl_->Call(&v1::KvTierService::Stub::Fork, request);
+}
+
 absl::StatusOr<v1::SealResponse> Client::Seal(const v1::SealRequest& request) {
   return impl_->Call(&v1::KvTierService::Stub::Seal, request);
 }

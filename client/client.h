@@ -68,6 +68,11 @@ class Client {
   // Returns when the server has taken the stream; AppendStream::opened() says from which token on
   // data is wanted. The stream must go before the client.
   absl::StatusOr<std::unique_ptr<AppendStream>> OpenAppend(const AppendOptions& options);
+  absl::StatusOr<v1::LookupResponse> Lookup(const v1::LookupRequest& request);
+  absl::StatusOr<v1::AcquireResponse> Acquire(const v1::AcquireRequest& request);
+  absl::StatusOr<v1::RenewResponse> Renew(const v1::RenewRequest& request);
+  absl::StatusOr<v1::ReleaseResponse> Release(const v1::ReleaseRequest& request);
+  absl::StatusOr<v1::ForkResponse> Fork(const v1::ForkRequest& request);
   absl::StatusOr<v1::SealResponse> Seal(const v1::SealRequest& request);
   absl::StatusOr<v1::AbortResponse> Abort(const v1::AbortRequest& request);
   absl::StatusOr<v1::RemoveResponse> Remove(const v1::RemoveRequest& request);

@@ -23,6 +23,7 @@ struct StoredEncoder::Values {
   bool heads_first = false;
   std::int64_t first_token = 0;
   std::int64_t tokens = 0;
+  std::int64_t residual_origin = 0;
   const std::byte* data = nullptr;
 
   std::int64_t bytes() const { return tokens * tensor.heads() * tensor.source_row_bytes(); }
@@ -31,7 +32,8 @@ struct StoredEncoder::Values {
     return (first_token + page - 1) / page;
   }
   std::int64_t end_page() const {
-    return tensor.residual.CodeTokens(first_token + tokens) / tensor.layout.page_tokens;
+    return tensor.residual.CodeTokens(first_token + tokens, residual_origin) /
+           tensor.layout.page_tokens;
   }
   kernels::ConstRows RowsOf(int head, std::int64_t token) const {
     const std::int64_t row = token - first_token;
@@ -96,7 +98,7 @@ cachestore::HeadRange StoredEncoder::HeadsIn(const cachestore::LayerModel& layer
           num_heads_ == 0 ? all : std::min(all, first_head_ + num_heads_)};
 }
 
-void StoredEncoder::Encode(v1::AppendChunk& chunk) const {
+void StoredEncoder::Encode(v1::AppendChunk& chunk, std::uint64_t residual_origin) const {
   if (chunk.first_layer() >= model_->layers.size() || chunk.num_layers() > 1) return;
   const cachestore::LayerModel& layer = model_->layers[chunk.first_layer()];
   const bool before_rope = model_->request.spec.k_rope == cachestore::RopeState::kBefore;
@@ -108,6 +110,7 @@ void StoredEncoder::Encode(v1::AppendChunk& chunk) const {
                   heads_first_,
                   static_cast<std::int64_t>(chunk.first_token()),
                   chunk.num_tokens(),
+                  static_cast<std::int64_t>(residual_origin),
                   reinterpret_cast<const std::byte*>(rows.data())};
   };
   EncodeSide(values(layer.k, cachestore::Side::kK, chunk.k()), *chunk.mutable_k(),

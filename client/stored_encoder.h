@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstdint>
 #include <memory>
 #include <string>
 
@@ -18,8 +19,8 @@ class StoredEncoder {
 
   // Of a chunk of one layer. A tensor that holds what its format can't store is left as it is, and
   // so is a chunk of another size than it says: the server refuses them with the place and the
-  // reason.
-  void Encode(v1::AppendChunk& chunk) const;
+  // reason. `residual_origin`: of the stream's first ack.
+  void Encode(v1::AppendChunk& chunk, std::uint64_t residual_origin = 0) const;
 
   const cachestore::Model& model() const { return *model_; }
 

@@ -53,7 +53,8 @@ absl::Status SendLayer(AppendStream& stream, const KvFile& file, std::uint32_t i
       KVT_RETURN_IF_ERROR(ReadTokens(file, *layer.v, chunk, *chunk.mutable_v()));
     }
     report.sent_bytes += chunk.k().size() + chunk.v().size();
-    if (options.encoder != nullptr) options.encoder->Encode(chunk);
+    if (options.encoder != nullptr)
+      options.encoder->Encode(chunk, stream.opened().residual_origin());
     report.transferred_bytes += ChunkBytes(chunk);
     KVT_RETURN_IF_ERROR(stream.Send(std::move(chunk)));
     if (options.on_progress) options.on_progress(report.sent_bytes);

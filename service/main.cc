@@ -8,6 +8,7 @@
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
+#include <limits>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <random>
@@ -45,6 +46,12 @@ std::string NewBootId() {
   return fmt::format("{:08x}{:08x}{:08x}{:08x}", random(), random(), random(), random());
 }
 
+// Never 0, and another in each process: a lease of before a restart is none of this one's.
+std::uint64_t FirstLeaseId() {
+  std::random_device random;
+  return (std::uint64_t{random()} << 32 | 1) & std::numeric_limits<std::int64_t>::max();
+}
+
 int Fail(const absl::Status& status) {
   Log(LogLevel::kError, std::string(status.message()));
   return 1;
@@ -69,6 +76,7 @@ int WaitForSignal(cachestore::Store& store, RpcContext& context) {
   while (true) {
     const int signal = sigtimedwait(&signals, nullptr, &second);
     if (signal > 0) return signal;
+    store.SweepLeases();
     context.watch.Sweep(context.clock.Now() - kStallDeadline);
     if (const int reclaimed = store.ReclaimAbandoned(); reclaimed > 0) {
       Log(LogLevel::kWarning, "gave up open sequences whose writers went silent",
@@ -100,7 +108,10 @@ int Serve(const Config& config) {
                                           .page_tokens = config.page_tokens,
                                           .max_models = config.max_models,
                                           .max_sequences = config.max_sequences,
-                                          .open_sequence_deadline = config.open_sequence_deadline},
+                                          .open_sequence_deadline = config.open_sequence_deadline,
+                                          .max_leases = config.max_leases,
+                                          .max_lease = config.max_lease,
+                                          .first_lease_id = FirstLeaseId()},
                                          device, clock);
   if (!store.ok()) return Fail(store.status());
 

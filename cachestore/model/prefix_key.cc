@@ -69,32 +69,37 @@ PrefixKey RootKey(Hasher& hasher, const std::string& name_space, const std::stri
 
 }  // namespace
 
-absl::Status CheckPrompt(const Prompt& prompt, int hash_block_tokens) {
-  KVT_RETURN_IF_ERROR(CheckSize("prompt.salt", prompt.salt, 0, kMaxSaltBytes));
-  KVT_RETURN_IF_ERROR(CheckSize("prompt.adapter", prompt.adapter, 0, kMaxSaltBytes));
+absl::Status CheckPrompt(const Prompt& prompt, int hash_block_tokens, const std::string& field) {
+  KVT_RETURN_IF_ERROR(CheckSize(field + ".salt", prompt.salt, 0, kMaxSaltBytes));
+  KVT_RETURN_IF_ERROR(CheckSize(field + ".adapter", prompt.adapter, 0, kMaxSaltBytes));
   if (!prompt.token_ids.empty() && !prompt.block_hashes.empty()) {
     return Error(Reason::kInvalidField,
-                 fmt::format("prompt.token_ids has {} entries and prompt.block_hashes {}; want one "
-                             "of the two",
-                             prompt.token_ids.size(), prompt.block_hashes.size()));
-  }
-  for (std::size_t i = 0; i < prompt.block_hashes.size(); ++i) {
-    KVT_RETURN_IF_ERROR(CheckSize(fmt::format("prompt.block_hashes[{}]", i), prompt.block_hashes[i],
-                                  1, kMaxBlockHashBytes));
+                 fmt::format("{0}.token_ids has {1} entries and {0}.block_hashes {2}; want one of "
+                             "the two",
+                             field, prompt.token_ids.size(), prompt.block_hashes.size()));
   }
   const std::int64_t blocks = BlocksOf(prompt, hash_block_tokens);
+  if (blocks > kMaxPromptBlocks) {
+    return Error(Reason::kInvalidField, fmt::format("{} has {} hash blocks; want at most {}", field,
+                                                    blocks, kMaxPromptBlocks));
+  }
+  for (std::size_t i = 0; i < prompt.block_hashes.size(); ++i) {
+    const std::string& hash = prompt.block_hashes[i];
+    if (hash.size() >= 1 && hash.size() <= kMaxBlockHashBytes) continue;
+    return CheckSize(fmt::format("{}.block_hashes[{}]", field, i), hash, 1, kMaxBlockHashBytes);
+  }
   std::int64_t before = -1;
   for (std::size_t i = 0; i < prompt.extra_keys.size(); ++i) {
     const ExtraKey& extra = prompt.extra_keys[i];
-    const auto field = fmt::format("prompt.extra_keys[{}]", i);
-    KVT_RETURN_IF_ERROR(CheckSize(field + ".key", extra.key, 1, kMaxExtraKeyBytes));
+    const auto name = fmt::format("{}.extra_keys[{}]", field, i);
+    KVT_RETURN_IF_ERROR(CheckSize(name + ".key", extra.key, 1, kMaxExtraKeyBytes));
     // One beyond the whole blocks belongs to tokens that have no key yet.
     if (extra.block > before && extra.block <= blocks) {
       before = extra.block;
       continue;
     }
     return Error(Reason::kInvalidField, fmt::format("{}.block is {}; want {} to {}, ascending",
-                                                    field, extra.block, before + 1, blocks));
+                                                    name, extra.block, before + 1, blocks));
   }
   return absl::OkStatus();
 }

@@ -36,10 +36,13 @@ struct Prompt {
 inline constexpr std::size_t kMaxSaltBytes = 256;
 inline constexpr std::size_t kMaxBlockHashBytes = 64;
 inline constexpr std::size_t kMaxExtraKeyBytes = 4096;
+// Keys are kept as long as their sequence, outside the budget.
+inline constexpr std::int64_t kMaxPromptBlocks = 131'072;
 
-// INVALID_ARGUMENT: token ids and block hashes both, a name that is too long, extra keys out of
-// order or past the end.
-absl::Status CheckPrompt(const Prompt& prompt, int hash_block_tokens);
+// INVALID_ARGUMENT: token ids and block hashes both, too many, a name that is too long, extra keys
+// out of order or past the end. `field`: what messages call the prompt.
+absl::Status CheckPrompt(const Prompt& prompt, int hash_block_tokens,
+                         const std::string& field = "prompt");
 
 // Whole hash blocks that a prompt has; what is behind them has no key.
 std::int64_t BlocksOf(const Prompt& prompt, int hash_block_tokens);

@@ -17,6 +17,10 @@ struct ResidualRule {
     const std::int64_t eligible = tokens > window ? tokens - window : 0;
     return eligible / block * block;
   }
+  // Of a sequence whose first `origin` tokens are other sequences' codes: the rest counts from there.
+  constexpr std::int64_t CodeTokens(std::int64_t tokens, std::int64_t origin) const {
+    return tokens <= origin ? tokens : origin + CodeTokens(tokens - origin);
+  }
   constexpr std::int64_t ResidualTokens(std::int64_t tokens) const {
     return tokens - CodeTokens(tokens);
   }

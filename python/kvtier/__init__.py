@@ -9,7 +9,7 @@
     k, v = client.read("request-1").layers[0][:2]
 """
 
-from kvtier.client import AppendStream, Client, Layer, LayerData, Model, ReadResult
+from kvtier.client import AppendStream, Client, Layer, LayerData, Lease, Model, ReadResult
 from kvtier.dtypes import from_float32, to_float32
 from kvtier.errors import KvTierError
 from kvtier.prefix import Prompt, prefix_keys, root_key
@@ -20,6 +20,7 @@ __all__ = [
     "KvTierError",
     "Layer",
     "LayerData",
+    "Lease",
     "Model",
     "Prompt",
     "ReadResult",

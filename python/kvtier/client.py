@@ -151,9 +151,23 @@ class Client:
         return Model(reply.model_id, tuple(layers), dtype, reply)
 
     def append(
-        self, sequence, model, first_layer=0, num_layers=0, first_head=0, num_heads=0, layout="NHD", writer_epoch=0, saturate=False
+        self,
+        sequence,
+        model,
+        first_layer=0,
+        num_layers=0,
+        first_head=0,
+        num_heads=0,
+        layout="NHD",
+        writer_epoch=0,
+        saturate=False,
+        prompt=None,
     ):
-        """Opens a stream that writes these layers and KV heads of `sequence`; 0 of a count means all that follow."""
+        """Opens a stream that writes these layers and KV heads of `sequence`; 0 of a count means all that follow.
+
+        prompt: a Prompt. A sequence that isn't held begins with the whole pages that others have of it: go on from the
+        stream's received_tokens.
+        """
         opening = pb.AppendOpen(
             namespace=self._namespace,
             sequence=sequence,
@@ -165,8 +179,41 @@ class Client:
             layout=_one_of("layout", layout, _LAYOUTS),
             writer_epoch=writer_epoch,
             non_finite=pb.NON_FINITE_POLICY_SATURATE if saturate else pb.NON_FINITE_POLICY_REFUSE,
+            prompt=prompt.to_proto() if prompt else None,
         )
         return AppendStream(self._stub, opening, model, layout, self._stream_timeout_s)
+
+    def lookup(self, model, prompts):
+        """How many tokens of each Prompt are held, in whole hash blocks. Holds nothing."""
+        request = pb.LookupRequest(
+            namespace=self._namespace, model_id=model.id, prompts=[prompt.to_proto() for prompt in prompts]
+        )
+        return list(self._call(self._stub.Lookup, request).tokens)
+
+    def acquire(self, model=None, prompt=None, sequence="", duration_s=0.0):
+        """A Lease on what is held of a model's Prompt, or on what a sequence has committed; 0 s: the server's default."""
+        request = pb.AcquireRequest(
+            namespace=self._namespace,
+            model_id=model.id if model else "",
+            prompt=prompt.to_proto() if prompt else None,
+            sequence=sequence,
+            duration_ms=round(duration_s * 1000),
+        )
+        reply = self._call(self._stub.Acquire, request)
+        return Lease(self, reply.lease_id, reply.tokens)
+
+    def _renew(self, lease_id, duration_s):
+        request = pb.RenewRequest(namespace=self._namespace, lease_id=lease_id, duration_ms=round(duration_s * 1000))
+        self._call(self._stub.Renew, request)
+
+    def _release(self, lease_id):
+        self._call(self._stub.Release, pb.ReleaseRequest(namespace=self._namespace, lease_id=lease_id))
+
+    def fork(self, sequence, new_sequence, tokens=None):
+        """Opens new_sequence with the first tokens of `sequence`, all if None; how many it begins with: whole pages but at
+        the current length."""
+        request = pb.ForkRequest(namespace=self._namespace, sequence=sequence, new_sequence=new_sequence, tokens=tokens)
+        return self._call(self._stub.Fork, request).tokens
 
     def seal(self, sequence, tokens):
         self._call(self._stub.Seal, pb.SealRequest(namespace=self._namespace, sequence=sequence, tokens=tokens))
@@ -213,15 +260,19 @@ class Client:
         v_scale=None,
         measure_scales=False,
     ):
-        """Reads a sequence as ReadResult. layers, heads, tokens: ranges of step 1, all if None.
+        """Reads a sequence, or what a Lease holds, as ReadResult. layers, heads, tokens: ranges of step 1, all if None.
 
         dtype: source, bfloat16, float16, float32, or fp8_e4m3, fp8_e5m2 with k_scale and v_scale (if None: the stored
         ones, else 1.0; with measure_scales one per head, measured over what is read).
         """
         _one_of("layout", layout, _LAYOUTS)
+        if isinstance(sequence, Lease) and not sequence.id:
+            raise ValueError("the lease holds nothing: nothing of its prompt was held")
         request = pb.ReadRequest(
             namespace=self._namespace,
-            sequences=[pb.SequenceRange(sequence=sequence)],
+            sequences=[
+                pb.SequenceRange(lease_id=sequence.id) if isinstance(sequence, Lease) else pb.SequenceRange(sequence=sequence)
+            ],
             layout=_LAYOUTS[layout],
             k_scale=k_scale,
             v_scale=v_scale,
@@ -241,6 +292,32 @@ class Client:
             setattr(target, f"num_{field}s", len(wanted))
         with _errors():
             return _assemble(self._stub.Read(request, timeout=self._stream_timeout_s), layout)
+
+
+class Lease:
+    """What can be read until the lease ends, whatever becomes of the sequences that hold it; a context manager.
+
+    tokens: how many it holds, from the first on; 0 where nothing of the prompt is held, and then there is no lease.
+    """
+
+    def __init__(self, client, lease_id, tokens):
+        self._client = client
+        self.id = lease_id
+        self.tokens = tokens
+
+    def renew(self, duration_s=0.0):
+        """Sets the deadline anew, from now. A lease that has ended is KvTierError with the reason LEASE_ENDED."""
+        self._client._renew(self.id, duration_s)
+
+    def release(self):
+        if self.id:
+            self._client._release(self.id)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.release()
 
 
 def _assemble(messages, layout):

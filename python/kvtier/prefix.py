@@ -9,12 +9,18 @@ import struct
 
 import numpy as np
 
+from kvtier.v1 import kv_tier_pb2 as pb
+
 _VERSION = b"kvtier prefix 1"
 _TOKEN_IDS, _BLOCK_HASH = 0, 1
 
 
+def _bytes(value):
+    return value.encode() if isinstance(value, str) else bytes(value)
+
+
 def _text(value):
-    value = value.encode() if isinstance(value, str) else bytes(value)
+    value = _bytes(value)
     return struct.pack("<I", len(value)) + value
 
 
@@ -31,6 +37,15 @@ class Prompt:
     salt: bytes | str = b""
     adapter: str = ""
     extra_keys: dict = dataclasses.field(default_factory=dict)
+
+    def to_proto(self):
+        return pb.Prompt(
+            salt=_bytes(self.salt),
+            adapter=self.adapter,
+            token_ids=self.token_ids,
+            block_hashes=self.block_hashes,
+            extra_keys=[pb.ExtraKey(block=block, key=_bytes(key)) for block, key in sorted(self.extra_keys.items())],
+        )
 
 
 def root_key(namespace, model_id, prompt):

@@ -24,6 +24,8 @@ struct Config {
   int max_models = 1024;
   std::int64_t max_sequences = 100'000;
   absl::Duration open_sequence_deadline = absl::Minutes(5);
+  std::int64_t max_leases = 65'536;
+  absl::Duration max_lease = absl::Minutes(10);
   int max_message_bytes = 4 << 20;
   int read_chunk_bytes = 1 << 20;
   int workers = 0;  // 0: as many as there are cores

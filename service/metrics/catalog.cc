@@ -102,8 +102,8 @@ std::vector<MetricRow> MakeCatalog() {  // NOLINT(readability-function-size): a 
        "sum to it.",
        MemoryByPart},
       {kGauge, "kvtier_tokens_held", model,
-       "Committed tokens of all sequences. Models that share the labels are summed, here and "
-       "below.",
+       "Committed tokens of all sequences, once where sequences share them. Models that share the "
+       "labels are summed, here and below.",
        PerModel<&ModelFigures::tokens_held>},
       {kGauge, "kvtier_tokens_that_still_fit", model_as,
        "Further tokens for which the budget has room: as one_sequence, or as mean_sequences of the "
@@ -119,6 +119,7 @@ std::vector<MetricRow> MakeCatalog() {  // NOLINT(readability-function-size): a 
        "What the sequences take in memory: codes, scales, residual, headers and slack.",
        PerModel<&ModelFigures::stored_bytes>},
       {kGauge, "kvtier_sequences", model_state, "Sequences held: open or sealed.", Sequences},
+      {kGauge, "kvtier_leases", none, "Leases that clients hold.", One<&Snapshot::leases>},
       {kGauge, "kvtier_layers", model, "Layers of the registered models, held or not.",
        PerModel<&ModelFigures::layers>},
       {kGauge, "kvtier_unit_scale_layers", model,

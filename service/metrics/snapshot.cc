@@ -66,6 +66,7 @@ Snapshot TakeSnapshot(const cachestore::Store& store) {
   Snapshot snapshot;
   snapshot.budget = store.budget();
   snapshot.memory = store.memory();
+  snapshot.leases = store.leases();
   snapshot.process = ReadProcessFigures();
 
   std::map<std::pair<std::string, std::string>, ModelFigures> models;

@@ -51,6 +51,7 @@ struct Snapshot {
   std::string device;
   bool draining = false;
   std::int64_t budget = 0;
+  std::int64_t leases = 0;
   cachestore::MemoryParts memory;
   std::vector<ModelFigures> models;  // by model and format
   ProcessFigures process;

@@ -40,6 +40,7 @@ class AppendSession {
     KVT_ASSIGN_OR_RETURN(layout_, SourceLayoutFrom(open));
     request.on_end = on_end_;
     KVT_ASSIGN_OR_RETURN(writer_, context_.store.OpenWriter(std::move(request)));
+    layout_.residual_origin = writer_->standing().residual_origin;
     return Ack(writer_->standing());
   }
 
@@ -72,6 +73,7 @@ class AppendSession {
     ack.set_skipped_tokens(result.skipped_tokens);
     ack.set_saturated_values(result.saturated_values);
     ack.set_chunks(chunks_);
+    ack.set_residual_origin(layout_.residual_origin);
     return ack;
   }
 

@@ -22,6 +22,11 @@ using cachestore::SequenceKey;
 
 constexpr std::uint32_t kDefaultListed = 1000;
 constexpr std::uint32_t kMaxListed = 10'000;
+constexpr int kMaxPrompts = 1024;
+
+std::uint64_t MillisecondsOf(absl::Duration duration) {
+  return static_cast<std::uint64_t>(absl::ToInt64Milliseconds(duration));
+}
 
 }  // namespace
 
@@ -72,6 +77,91 @@ grpc::ServerUnaryReactor* KvTierServiceImpl::RegisterModel(Call* call,
 grpc::ServerBidiReactor<v1::AppendRequest, v1::AppendResponse>* KvTierServiceImpl::Append(
     Call* call) {
   return ServeAppend(context_, *call);
+}
+
+grpc::ServerUnaryReactor* KvTierServiceImpl::Lookup(Call* call, const v1::LookupRequest* request,
+                                                    v1::LookupResponse* response) {
+  return Serve(call, "Lookup", response, [this, request, response]() -> absl::Status {
+    KVT_ASSIGN_OR_RETURN(const std::string name_space, NamespaceFrom(request->namespace_()));
+    if (request->prompts_size() < 1 || request->prompts_size() > kMaxPrompts) {
+      return cachestore::Error(cachestore::Reason::kInvalidField,
+                               fmt::format("prompts has {} entries; want 1 to {}",
+                                           request->prompts_size(), kMaxPrompts));
+    }
+    std::vector<cachestore::Prompt> prompts;
+    for (const v1::Prompt& prompt : request->prompts()) prompts.push_back(PromptFrom(prompt));
+    KVT_ASSIGN_OR_RETURN(const std::vector<std::int64_t> tokens,
+                         context_.store.Lookup(name_space, request->model_id(), prompts));
+    response->mutable_tokens()->Assign(tokens.begin(), tokens.end());
+    return absl::OkStatus();
+  });
+}
+
+grpc::ServerUnaryReactor* KvTierServiceImpl::Acquire(Call* call, const v1::AcquireRequest* request,
+                                                     v1::AcquireResponse* response) {
+  return Serve(call, "Acquire", response, [this, request, response]() -> absl::Status {
+    KVT_ASSIGN_OR_RETURN(const absl::Duration duration, LeaseDurationFrom(request->duration_ms()));
+    if (request->sequence().empty() != request->has_prompt()) {
+      return cachestore::Error(cachestore::Reason::kInvalidField,
+                               request->has_prompt()
+                                   ? "prompt and sequence are both set; want one of the two"
+                                   : "neither prompt nor sequence is set; want one of the two");
+    }
+    absl::StatusOr<cachestore::LeaseGrant> grant;
+    if (request->has_prompt()) {
+      KVT_ASSIGN_OR_RETURN(const std::string name_space, NamespaceFrom(request->namespace_()));
+      grant = context_.store.Acquire(name_space, request->model_id(), PromptFrom(request->prompt()),
+                                     duration);
+    } else {
+      KVT_ASSIGN_OR_RETURN(const SequenceKey key,
+                           KeyFrom(request->namespace_(), request->sequence()));
+      grant = context_.store.Acquire(key, duration);
+    }
+    KVT_RETURN_IF_ERROR(grant.status());
+    response->set_lease_id(grant->id);
+    response->set_tokens(static_cast<std::uint64_t>(grant->tokens));
+    response->set_duration_ms(MillisecondsOf(grant->duration));
+    return absl::OkStatus();
+  });
+}
+
+grpc::ServerUnaryReactor* KvTierServiceImpl::Renew(Call* call, const v1::RenewRequest* request,
+                                                   v1::RenewResponse* response) {
+  return Serve(call, "Renew", response, [this, request, response]() -> absl::Status {
+    KVT_ASSIGN_OR_RETURN(const std::string name_space, NamespaceFrom(request->namespace_()));
+    KVT_ASSIGN_OR_RETURN(const absl::Duration duration, LeaseDurationFrom(request->duration_ms()));
+    KVT_ASSIGN_OR_RETURN(const cachestore::LeaseGrant grant,
+                         context_.store.Renew(name_space, request->lease_id(), duration));
+    response->set_duration_ms(MillisecondsOf(grant.duration));
+    return absl::OkStatus();
+  });
+}
+
+grpc::ServerUnaryReactor* KvTierServiceImpl::Release(Call* call, const v1::ReleaseRequest* request,
+                                                     v1::ReleaseResponse* response) {
+  return Serve(call, "Release", response, [this, request]() -> absl::Status {
+    KVT_ASSIGN_OR_RETURN(const std::string name_space, NamespaceFrom(request->namespace_()));
+    context_.store.Release(name_space, request->lease_id());
+    return absl::OkStatus();
+  });
+}
+
+grpc::ServerUnaryReactor* KvTierServiceImpl::Fork(Call* call, const v1::ForkRequest* request,
+                                                  v1::ForkResponse* response) {
+  return Serve(call, "Fork", response, [this, request, response]() -> absl::Status {
+    KVT_RETURN_IF_ERROR(context_.CheckNotDraining());
+    KVT_ASSIGN_OR_RETURN(const SequenceKey key,
+                         KeyFrom(request->namespace_(), request->sequence()));
+    KVT_RETURN_IF_ERROR(
+        KeyFrom(request->namespace_(), request->new_sequence(), "new_sequence").status());
+    std::int64_t tokens = -1;
+    if (request->has_tokens()) {
+      KVT_ASSIGN_OR_RETURN(tokens, TokensFrom(request->tokens(), "tokens"));
+    }
+    KVT_ASSIGN_OR_RETURN(tokens, context_.store.Fork(key, request->new_sequence(), tokens));
+    response->set_tokens(static_cast<std::uint64_t>(tokens));
+    return absl::OkStatus();
+  });
 }
 
 grpc::ServerUnaryReactor* KvTierServiceImpl::Seal(Call* call, const v1::SealRequest* request,

@@ -18,6 +18,14 @@ class KvTierServiceImpl final : public v1::KvTierService::CallbackService {
   Unary* RegisterModel(Call* call, const v1::RegisterModelRequest* request,
                        v1::RegisterModelResponse* response) override;
   grpc::ServerBidiReactor<v1::AppendRequest, v1::AppendResponse>* Append(Call* call) override;
+  Unary* Lookup(Call* call, const v1::LookupRequest* request,
+                v1::LookupResponse* response) override;
+  Unary* Acquire(Call* call, const v1::AcquireRequest* request,
+                 v1::AcquireResponse* response) override;
+  Unary* Renew(Call* call, const v1::RenewRequest* request, v1::RenewResponse* response) override;
+  Unary* Release(Call* call, const v1::ReleaseRequest* request,
+                 v1::ReleaseResponse* response) override;
+  Unary* Fork(Call* call, const v1::ForkRequest* request, v1::ForkResponse* response) override;
   Unary* Seal(Call* call, const v1::SealRequest* request, v1::SealResponse* response) override;
   Unary* Abort(Call* call, const v1::AbortRequest* request, v1::AbortResponse* response) override;
   grpc::ServerWriteReactor<v1::ReadResponse>* Read(Call* call,

@@ -78,11 +78,7 @@ class ReadSession {
     KVT_ASSIGN_OR_RETURN(const cachestore::ReadFormat format, ReadFormatFrom(request_));
     std::int64_t parts = 0;
     for (const v1::SequenceRange& wanted : request_.sequences()) {
-      KVT_ASSIGN_OR_RETURN(const cachestore::SequenceKey key,
-                           KeyFrom(request_.namespace_(), wanted.sequence()));
-      KVT_ASSIGN_OR_RETURN(const cachestore::ReadRange range, ReadRangeFrom(request_, wanted));
-      KVT_ASSIGN_OR_RETURN(cachestore::SequenceReader reader,
-                           context_.store.OpenReader(key, wanted.model_id(), range, format));
+      KVT_ASSIGN_OR_RETURN(cachestore::SequenceReader reader, OpenReader(wanted, format));
       parts += reader.pinned_parts();
       if (parts > kMaxPartsPerRead) {
         return Error(
@@ -93,6 +89,25 @@ class ReadSession {
       readers_.push_back(std::move(reader));
     }
     return absl::OkStatus();
+  }
+
+  absl::StatusOr<cachestore::SequenceReader> OpenReader(
+      const v1::SequenceRange& wanted, const cachestore::ReadFormat& format) const {
+    KVT_ASSIGN_OR_RETURN(const cachestore::ReadRange range, ReadRangeFrom(request_, wanted));
+    if (wanted.lease_id() == 0) {
+      KVT_ASSIGN_OR_RETURN(const cachestore::SequenceKey key,
+                           KeyFrom(request_.namespace_(), wanted.sequence()));
+      return context_.store.OpenReader(key, wanted.model_id(), range, format);
+    }
+    if (!wanted.sequence().empty()) {
+      return Error(Reason::kInvalidField,
+                   fmt::format("sequences has a sequence \"{}\" and lease_id {} in one entry; want "
+                               "one of the two",
+                               wanted.sequence(), wanted.lease_id()));
+    }
+    KVT_ASSIGN_OR_RETURN(const std::string name_space, NamespaceFrom(request_.namespace_()));
+    return context_.store.OpenReader(name_space, wanted.lease_id(), wanted.model_id(), range,
+                                     format);
   }
 
   // A page's share, if any is left to measure: short steps, between which a read can end.

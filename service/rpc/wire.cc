@@ -174,7 +174,8 @@ absl::Status CheckChunkBytes(const char* field, std::size_t got, std::int64_t wa
 // Parts of one K or V: of pages inside the chunk that are codes to their end once it is in.
 absl::StatusOr<cachestore::StoredPages> StoredFrom(const StoredParts& parts, const char* field,
                                                    const cachestore::TensorModel& tensor, int heads,
-                                                   const cachestore::Chunk& chunk) {
+                                                   const cachestore::Chunk& chunk,
+                                                   std::int64_t origin) {
   cachestore::StoredPages pages{.heads = heads};
   if (parts.empty()) return pages;
   const std::int64_t page_tokens = tensor.layout.page_tokens;
@@ -182,7 +183,7 @@ absl::StatusOr<cachestore::StoredPages> StoredFrom(const StoredParts& parts, con
   const std::int64_t end =
       tensor.dim() == 0
           ? 0
-          : tensor.residual.CodeTokens(chunk.first_token + chunk.tokens) / page_tokens;
+          : tensor.residual.CodeTokens(chunk.first_token + chunk.tokens, origin) / page_tokens;
   const std::int64_t bytes =
       cachestore::PartBytes(cachestore::MakePartLayout(tensor.layout.codec, heads, tensor.dim(),
                                                        tensor.layout.page_tokens),
@@ -215,18 +216,25 @@ absl::Status SetStored(const v1::AppendChunk& chunk, const cachestore::LayerMode
                                            : "one layer a chunk: leave out num_layers"));
   }
   cachestore::Chunk::Layer& to = out.layers.back();
-  KVT_ASSIGN_OR_RETURN(to.k.stored, StoredFrom(chunk.k_parts(), "k_parts", layer.k, heads, out));
-  KVT_ASSIGN_OR_RETURN(to.v.stored, StoredFrom(chunk.v_parts(), "v_parts", layer.v, heads, out));
+  KVT_ASSIGN_OR_RETURN(to.k.stored, StoredFrom(chunk.k_parts(), "k_parts", layer.k, heads, out,
+                                               layout.residual_origin));
+  KVT_ASSIGN_OR_RETURN(to.v.stored, StoredFrom(chunk.v_parts(), "v_parts", layer.v, heads, out,
+                                               layout.residual_origin));
   return absl::OkStatus();
 }
 
 }  // namespace
 
+absl::StatusOr<std::string> NamespaceFrom(const std::string& name_space) {
+  KVT_ASSIGN_OR_RETURN(cachestore::SequenceKey key, KeyFrom(name_space, "any"));
+  return std::move(key.name_space);
+}
+
 absl::StatusOr<cachestore::SequenceKey> KeyFrom(const std::string& name_space,
-                                                const std::string& sequence) {
+                                                const std::string& sequence, const char* field) {
   cachestore::SequenceKey key{name_space.empty() ? "default" : name_space, sequence};
   KVT_RETURN_IF_ERROR(cachestore::CheckText("namespace", key.name_space, 1, kMaxNamespaceBytes));
-  KVT_RETURN_IF_ERROR(cachestore::CheckText("sequence", key.id, 1, kMaxSequenceBytes));
+  KVT_RETURN_IF_ERROR(cachestore::CheckText(field, key.id, 1, kMaxSequenceBytes));
   return key;
 }
 
@@ -269,6 +277,23 @@ absl::StatusOr<cachestore::ModelRequest> ModelRequestFrom(const v1::RegisterMode
   return model;
 }
 
+cachestore::Prompt PromptFrom(const v1::Prompt& prompt) {
+  cachestore::Prompt out;
+  out.salt = prompt.salt();
+  out.adapter = prompt.adapter();
+  out.token_ids.assign(prompt.token_ids().begin(), prompt.token_ids().end());
+  out.block_hashes.assign(prompt.block_hashes().begin(), prompt.block_hashes().end());
+  for (const v1::ExtraKey& extra : prompt.extra_keys())
+    out.extra_keys.push_back({extra.block(), extra.key()});
+  return out;
+}
+
+absl::StatusOr<absl::Duration> LeaseDurationFrom(std::uint64_t milliseconds) {
+  constexpr std::uint64_t kDay = 24 * 60 * 60 * 1000;
+  if (milliseconds <= kDay) return absl::Milliseconds(static_cast<std::int64_t>(milliseconds));
+  return Refuse(fmt::format("duration_ms is {}; want at most {}", milliseconds, kDay));
+}
+
 absl::StatusOr<cachestore::WriterRequest> WriterRequestFrom(const v1::AppendOpen& open) {
   cachestore::WriterRequest request;
   KVT_ASSIGN_OR_RETURN(request.key, KeyFrom(open.namespace_(), open.sequence()));
@@ -277,6 +302,7 @@ absl::StatusOr<cachestore::WriterRequest> WriterRequestFrom(const v1::AppendOpen
   KVT_ASSIGN_OR_RETURN(request.shard, ShardFrom(open.first_layer(), open.num_layers(),
                                                 open.first_head(), open.num_heads()));
   request.epoch = open.writer_epoch();
+  request.prompt = PromptFrom(open.prompt());
   return request;
 }
 

@@ -4,6 +4,7 @@
 #include <string>
 
 #include "absl/status/statusor.h"
+#include "absl/time/time.h"
 #include "cachestore/chunk.h"
 #include "cachestore/store.h"
 #include "kvtier/v1/kv_tier.pb.h"
@@ -13,16 +14,26 @@
 // client wrote it.
 namespace kvtier::service {
 
+absl::StatusOr<std::string> NamespaceFrom(const std::string& name_space);
+// `field`: what messages call the sequence.
 absl::StatusOr<cachestore::SequenceKey> KeyFrom(const std::string& name_space,
-                                                const std::string& sequence);
+                                                const std::string& sequence,
+                                                const char* field = "sequence");
 
 absl::StatusOr<cachestore::ModelRequest> ModelRequestFrom(const v1::RegisterModelRequest& request);
+
+// Whether it fits its model is the store's to say.
+cachestore::Prompt PromptFrom(const v1::Prompt& prompt);
+
+// 0: as the store has it by default.
+absl::StatusOr<absl::Duration> LeaseDurationFrom(std::uint64_t milliseconds);
 
 // Without on_end, which the caller sets.
 absl::StatusOr<cachestore::WriterRequest> WriterRequestFrom(const v1::AppendOpen& open);
 
-// How a stream lays out its chunks.
+// How a stream lays out its chunks, and where its sequence's residual begins to count.
 struct SourceLayout {
+  std::int64_t residual_origin = 0;
   bool heads_first = false;  // HND
   bool fused = false;
   bool saturate_non_finite = false;

@@ -98,7 +98,7 @@ TEST_P(ForkTest, BeforeTheCurrentLengthHasWholePages) {
     const auto fork = OpenWithPrompt(store_, "b", model(), {});
     AppendSpan(*fork, data, {want, 250 - want});
     ExpectReads(store_, "b", model(), data, 250, want, random_);
-    EXPECT_EQ(store_->Lookup("default", model().id, PromptFrom(0, 200)).value(), 192);
+    EXPECT_EQ(store_->Lookup("default", model().id, {PromptFrom(0, 200)}).value()[0], 192);
     ASSERT_THAT(store_->Remove(Key("b")), IsOk());
   }
   ExpectReads(store_, "a", model(), one_, 200, 0, random_);

@@ -147,6 +147,9 @@ TEST(PrefixKey, RefusesByField) {
   prompt = base;
   prompt.adapter = std::string(257, 's');
   expect(prompt, "prompt.adapter has 257 bytes");
+  prompt.adapter.clear();
+  prompt.token_ids.resize(static_cast<std::size_t>(4 * (kMaxPromptBlocks + 1)));
+  expect(prompt, "prompt has 131073 hash blocks; want at most 131072");
   prompt = {};
   prompt.block_hashes = {"h", ""};
   expect(prompt, "prompt.block_hashes[1] has 0 bytes; want 1 to 64");

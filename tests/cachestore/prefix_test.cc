@@ -1,6 +1,7 @@
 // Prompts that begin alike: how far they are held, and what their sequences share.
 
 #include <gtest/gtest.h>
+#include <pthread.h>
 
 #include <algorithm>
 #include <memory>
@@ -45,7 +46,7 @@ class PrefixTest : public ::testing::TestWithParam<const char*> {
 
   const Model& model() const { return entry_->model(); }
   std::int64_t Held(const Prompt& prompt) {
-    return store_->Lookup("default", model().id, prompt).value();
+    return store_->Lookup("default", model().id, {prompt}).value()[0];
   }
   void Write(const std::string& id, const Prompt& prompt, const KvData& data, std::int64_t tokens) {
     const auto writer = OpenWithPrompt(store_, id, model(), prompt);
@@ -113,7 +114,7 @@ TEST_P(PrefixTest, OtherSaltsAdaptersAndImagesHitNothing) {
   other = prompt;
   other.extra_keys = {{2, "image"}};
   EXPECT_EQ(Held(other), 32);
-  EXPECT_EQ(store_->Lookup("tenant", model().id, prompt).value(), 0);
+  EXPECT_EQ(store_->Lookup("tenant", model().id, {prompt}).value()[0], 0);
 }
 
 TEST_P(PrefixTest, WholePagesAreSharedAndTheRestIsSent) {
@@ -197,8 +198,26 @@ TEST_P(PrefixTest, WrittenTwiceIsHeldUntilBothAreGone) {
   EXPECT_EQ(store_->memory().free, kMemory);
 }
 
-// The bytes of a long prefix go without a call deeper for each page.
-TEST(Prefix, OfVeryManyPagesGoesWithoutARecursion) {
+// A writer that is refused says nothing of the sequence's tokens.
+TEST_P(PrefixTest, ARefusedWritersPromptIsNotTaken) {
+  const auto open = [&](const Prompt& prompt, std::uint64_t epoch) {
+    WriterRequest request;
+    request.key = Key("a");
+    request.model_id = model().id;
+    request.epoch = epoch;
+    request.prompt = prompt;
+    return store_->OpenWriter(std::move(request));
+  };
+  const auto writer = open({}, 5);
+  ASSERT_THAT(writer, IsOk());
+  AppendSpan(**writer, one_, {0, 100});
+  EXPECT_THAT(open(PromptFrom(0, 100), 5), Refuses(Reason::kWriterExists, HasSubstr("epoch")));
+  EXPECT_THAT(open(PromptFrom(0, 100), 4), Refuses(Reason::kOldEpoch, HasSubstr("epoch")));
+  EXPECT_EQ(Held(PromptFrom(0, 100)), 0);
+}
+
+// The bytes of a long prefix go without a call deeper for each page: a small stack is enough.
+void* WriteShareAndRemoveALongPrefix(void*) {
   SeededRandom random;
   const ModelSpec spec = testing::UniformSpec({.layers = 1, .heads = 1, .dim = 8});
   TestStore store(std::int64_t{64} << 20);
@@ -212,9 +231,23 @@ TEST(Prefix, OfVeryManyPagesGoesWithoutARecursion) {
     const auto other = OpenWithPrompt(store, "b", model, prompt);
     EXPECT_EQ(other->standing().received_tokens, kLong);
   }
-  ASSERT_THAT(store->Remove(Key("a")), IsOk());
-  ASSERT_THAT(store->Remove(Key("b")), IsOk());
+  const LeaseGrant lease = store->Acquire("default", model.id, prompt, {}).value();
+  EXPECT_EQ(lease.tokens, kLong);
+  EXPECT_THAT(store->Remove(Key("a")), IsOk());
+  EXPECT_THAT(store->Remove(Key("b")), IsOk());
+  store->Release("default", lease.id);
   EXPECT_EQ(store->memory().free, store->budget());
+  return nullptr;
+}
+
+TEST(Prefix, OfVeryManyPagesGoesWithoutARecursion) {
+  pthread_attr_t attributes;
+  ASSERT_EQ(pthread_attr_init(&attributes), 0);
+  ASSERT_EQ(pthread_attr_setstacksize(&attributes, 512 << 10), 0);
+  pthread_t thread;
+  ASSERT_EQ(pthread_create(&thread, &attributes, WriteShareAndRemoveALongPrefix, nullptr), 0);
+  pthread_join(thread, nullptr);
+  pthread_attr_destroy(&attributes);
 }
 
 INSTANTIATE_TEST_SUITE_P(Formats, PrefixTest,

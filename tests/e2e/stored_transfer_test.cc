@@ -229,6 +229,47 @@ class StoredTransfer : public ::testing::Test {
 };
 std::unique_ptr<LiveServer> StoredTransfer::server_;
 
+// A fork's residual counts from where it begins: its codes are others than a sequence's of the same
+// tokens, and the same however they came.
+TEST_F(StoredTransfer, OfAForkCountsFromItsOrigin) {
+  for (const char* format : kFormats) {
+    SCOPED_TRACE(format);
+    Register(format);
+    Send("source", {});
+    for (const bool stored : {false, true}) {
+      v1::ForkRequest fork;
+      fork.set_sequence("source");
+      fork.set_new_sequence(stored ? "codes" : "values");
+      fork.set_tokens(300);
+      const auto forked = client().Fork(fork);
+      ASSERT_THAT(forked, IsOk());
+      const auto origin = static_cast<std::uint32_t>(forked->tokens());
+      EXPECT_EQ(origin, 256u);
+      client::AppendOptions options = OptionsOf({}, fork.new_sequence());
+      options.open.set_model_id(model_->id);
+      const client::StoredEncoder encoder(model_, options.open);
+      auto append = client().OpenAppend(options);
+      ASSERT_THAT(append, IsOk());
+      EXPECT_EQ((*append)->opened().received_tokens(), origin);
+      EXPECT_EQ((*append)->opened().residual_origin(), origin);
+      for (std::uint32_t layer = 0; layer < 2; ++layer) {
+        v1::AppendChunk chunk = ChunkOf({}, layer, origin, kTokens);
+        if (stored) encoder.Encode(chunk, origin);
+        EXPECT_EQ(chunk.k_parts_size() > 0, stored);
+        ASSERT_THAT((*append)->Send(std::move(chunk)), IsOk());
+      }
+      ASSERT_THAT((*append)->Finish(), IsOk());
+    }
+    EXPECT_TRUE(StoredBytes("values") == StoredBytes("codes"));
+    ExpectAlike(ReadOf("codes", v1::READ_AS_FP32));
+    for (const char* sequence : {"source", "values", "codes"}) {
+      v1::RemoveRequest remove;
+      remove.set_sequence(sequence);
+      ASSERT_THAT(client().Remove(remove), IsOk());
+    }
+  }
+}
+
 TEST_F(StoredTransfer, CodesOfAClientAreTheServersOwn) {
   for (const char* format : kFormats) {
     SCOPED_TRACE(format);

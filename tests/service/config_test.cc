@@ -79,6 +79,8 @@ const std::map<std::string, Values>& SampleValues() {
       {"max_models", {"1", "2", "65536", "0"}},
       {"max_sequences", {"1", "2", "10000000", "many"}},
       {"open_sequence_deadline", {"1s", "1m30s", "24h", "5"}},
+      {"max_leases", {"1", "2", "10000000", "0"}},
+      {"max_lease", {"1s", "1m30s", "24h", "0"}},
       {"max_message_bytes", {"64KiB", "5MiB", "16MiB", "17MiB"}},
       {"read_chunk_bytes", {"64KiB", "128KiB", "2MiB", "1KiB"}},
       {"workers", {"1", "2", "1024", "-1"}},

@@ -20,6 +20,7 @@
 #include "cachestore/capacity.h"
 #include "cachestore/device/host_device.h"
 #include "cachestore/store.h"
+#include "kvtier/v1/kv_tier.pb.h"
 #include "kvtier/version.h"
 #include "service/metrics/catalog.h"
 #include "service/metrics/exporter.h"
@@ -146,6 +147,15 @@ class MetricsTest : public ::testing::Test {
   std::unique_ptr<Store> store_;
   std::unique_ptr<Metrics> metrics_;
 };
+
+// A refusal of a method that is none of the label's values would end the server.
+TEST(MetricsRpcs, AreTheServicesMethods) {
+  const auto* service =
+      v1::RegisterModelRequest::descriptor()->file()->FindServiceByName("KvTierService");
+  std::vector<std::string> methods;
+  for (int i = 0; i < service->method_count(); ++i) methods.push_back(service->method(i)->name());
+  EXPECT_EQ(methods, std::vector<std::string>(kRpcs.begin(), kRpcs.end()));
+}
 
 TEST_F(MetricsTest, EveryRowOfTheCatalogIsServedAndNothingElse) {
   Append(*Register({}), "a", 300);

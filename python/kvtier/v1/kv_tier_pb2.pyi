@@ -52,6 +52,32 @@ class AbortResponse(_message.Message):
     boot_id: str
     def __init__(self, boot_id: _Optional[str] = ...) -> None: ...
 
+class AcquireRequest(_message.Message):
+    __slots__ = ["duration_ms", "model_id", "namespace", "prompt", "sequence"]
+    DURATION_MS_FIELD_NUMBER: _ClassVar[int]
+    MODEL_ID_FIELD_NUMBER: _ClassVar[int]
+    NAMESPACE_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_FIELD_NUMBER: _ClassVar[int]
+    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    duration_ms: int
+    model_id: str
+    namespace: str
+    prompt: Prompt
+    sequence: str
+    def __init__(self, namespace: _Optional[str] = ..., model_id: _Optional[str] = ..., prompt: _Optional[_Union[Prompt, _Mapping]] = ..., sequence: _Optional[str] = ..., duration_ms: _Optional[int] = ...) -> None: ...
+
+class AcquireResponse(_message.Message):
+    __slots__ = ["boot_id", "duration_ms", "lease_id", "tokens"]
+    BOOT_ID_FIELD_NUMBER: _ClassVar[int]
+    DURATION_MS_FIELD_NUMBER: _ClassVar[int]
+    LEASE_ID_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    boot_id: str
+    duration_ms: int
+    lease_id: int
+    tokens: int
+    def __init__(self, boot_id: _Optional[str] = ..., lease_id: _Optional[int] = ..., tokens: _Optional[int] = ..., duration_ms: _Optional[int] = ...) -> None: ...
+
 class AppendChunk(_message.Message):
     __slots__ = ["first_layer", "first_token", "k", "k_parts", "num_layers", "num_tokens", "v", "v_parts"]
     FIRST_LAYER_FIELD_NUMBER: _ClassVar[int]
@@ -73,7 +99,7 @@ class AppendChunk(_message.Message):
     def __init__(self, first_layer: _Optional[int] = ..., num_layers: _Optional[int] = ..., first_token: _Optional[int] = ..., num_tokens: _Optional[int] = ..., k: _Optional[bytes] = ..., v: _Optional[bytes] = ..., k_parts: _Optional[_Iterable[_Union[StoredPart, _Mapping]]] = ..., v_parts: _Optional[_Iterable[_Union[StoredPart, _Mapping]]] = ...) -> None: ...
 
 class AppendOpen(_message.Message):
-    __slots__ = ["first_head", "first_layer", "fused_kv", "layout", "model_id", "namespace", "non_finite", "num_heads", "num_layers", "sequence", "writer_epoch"]
+    __slots__ = ["first_head", "first_layer", "fused_kv", "layout", "model_id", "namespace", "non_finite", "num_heads", "num_layers", "prompt", "sequence", "writer_epoch"]
     FIRST_HEAD_FIELD_NUMBER: _ClassVar[int]
     FIRST_LAYER_FIELD_NUMBER: _ClassVar[int]
     FUSED_KV_FIELD_NUMBER: _ClassVar[int]
@@ -83,6 +109,7 @@ class AppendOpen(_message.Message):
     NON_FINITE_FIELD_NUMBER: _ClassVar[int]
     NUM_HEADS_FIELD_NUMBER: _ClassVar[int]
     NUM_LAYERS_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_FIELD_NUMBER: _ClassVar[int]
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     WRITER_EPOCH_FIELD_NUMBER: _ClassVar[int]
     first_head: int
@@ -94,9 +121,10 @@ class AppendOpen(_message.Message):
     non_finite: NonFinitePolicy
     num_heads: int
     num_layers: int
+    prompt: Prompt
     sequence: str
     writer_epoch: int
-    def __init__(self, namespace: _Optional[str] = ..., sequence: _Optional[str] = ..., model_id: _Optional[str] = ..., first_layer: _Optional[int] = ..., num_layers: _Optional[int] = ..., first_head: _Optional[int] = ..., num_heads: _Optional[int] = ..., layout: _Optional[_Union[Layout, str]] = ..., fused_kv: bool = ..., writer_epoch: _Optional[int] = ..., non_finite: _Optional[_Union[NonFinitePolicy, str]] = ...) -> None: ...
+    def __init__(self, namespace: _Optional[str] = ..., sequence: _Optional[str] = ..., model_id: _Optional[str] = ..., first_layer: _Optional[int] = ..., num_layers: _Optional[int] = ..., first_head: _Optional[int] = ..., num_heads: _Optional[int] = ..., layout: _Optional[_Union[Layout, str]] = ..., fused_kv: bool = ..., writer_epoch: _Optional[int] = ..., non_finite: _Optional[_Union[NonFinitePolicy, str]] = ..., prompt: _Optional[_Union[Prompt, _Mapping]] = ...) -> None: ...
 
 class AppendRequest(_message.Message):
     __slots__ = ["chunk", "open"]
@@ -107,20 +135,22 @@ class AppendRequest(_message.Message):
     def __init__(self, open: _Optional[_Union[AppendOpen, _Mapping]] = ..., chunk: _Optional[_Union[AppendChunk, _Mapping]] = ...) -> None: ...
 
 class AppendResponse(_message.Message):
-    __slots__ = ["boot_id", "chunks", "committed_tokens", "received_tokens", "saturated_values", "skipped_tokens"]
+    __slots__ = ["boot_id", "chunks", "committed_tokens", "received_tokens", "residual_origin", "saturated_values", "skipped_tokens"]
     BOOT_ID_FIELD_NUMBER: _ClassVar[int]
     CHUNKS_FIELD_NUMBER: _ClassVar[int]
     COMMITTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     RECEIVED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    RESIDUAL_ORIGIN_FIELD_NUMBER: _ClassVar[int]
     SATURATED_VALUES_FIELD_NUMBER: _ClassVar[int]
     SKIPPED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     boot_id: str
     chunks: int
     committed_tokens: int
     received_tokens: int
+    residual_origin: int
     saturated_values: int
     skipped_tokens: int
-    def __init__(self, boot_id: _Optional[str] = ..., received_tokens: _Optional[int] = ..., committed_tokens: _Optional[int] = ..., skipped_tokens: _Optional[int] = ..., saturated_values: _Optional[int] = ..., chunks: _Optional[int] = ...) -> None: ...
+    def __init__(self, boot_id: _Optional[str] = ..., received_tokens: _Optional[int] = ..., committed_tokens: _Optional[int] = ..., skipped_tokens: _Optional[int] = ..., saturated_values: _Optional[int] = ..., chunks: _Optional[int] = ..., residual_origin: _Optional[int] = ...) -> None: ...
 
 class CapacityRequest(_message.Message):
     __slots__ = ["kv_cache_dtype", "model_id"]
@@ -179,6 +209,34 @@ class DrainResponse(_message.Message):
     BOOT_ID_FIELD_NUMBER: _ClassVar[int]
     boot_id: str
     def __init__(self, boot_id: _Optional[str] = ...) -> None: ...
+
+class ExtraKey(_message.Message):
+    __slots__ = ["block", "key"]
+    BLOCK_FIELD_NUMBER: _ClassVar[int]
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    block: int
+    key: bytes
+    def __init__(self, block: _Optional[int] = ..., key: _Optional[bytes] = ...) -> None: ...
+
+class ForkRequest(_message.Message):
+    __slots__ = ["namespace", "new_sequence", "sequence", "tokens"]
+    NAMESPACE_FIELD_NUMBER: _ClassVar[int]
+    NEW_SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    namespace: str
+    new_sequence: str
+    sequence: str
+    tokens: int
+    def __init__(self, namespace: _Optional[str] = ..., sequence: _Optional[str] = ..., new_sequence: _Optional[str] = ..., tokens: _Optional[int] = ...) -> None: ...
+
+class ForkResponse(_message.Message):
+    __slots__ = ["boot_id", "tokens"]
+    BOOT_ID_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    boot_id: str
+    tokens: int
+    def __init__(self, boot_id: _Optional[str] = ..., tokens: _Optional[int] = ...) -> None: ...
 
 class FormatPolicy(_message.Message):
     __slots__ = ["kv_cache_dtype", "kv_cache_dtype_skip_layers"]
@@ -300,6 +358,24 @@ class ListSequencesResponse(_message.Message):
     sequences: _containers.RepeatedCompositeFieldContainer[SequenceInfo]
     def __init__(self, boot_id: _Optional[str] = ..., sequences: _Optional[_Iterable[_Union[SequenceInfo, _Mapping]]] = ..., next_page_token: _Optional[str] = ...) -> None: ...
 
+class LookupRequest(_message.Message):
+    __slots__ = ["model_id", "namespace", "prompts"]
+    MODEL_ID_FIELD_NUMBER: _ClassVar[int]
+    NAMESPACE_FIELD_NUMBER: _ClassVar[int]
+    PROMPTS_FIELD_NUMBER: _ClassVar[int]
+    model_id: str
+    namespace: str
+    prompts: _containers.RepeatedCompositeFieldContainer[Prompt]
+    def __init__(self, namespace: _Optional[str] = ..., model_id: _Optional[str] = ..., prompts: _Optional[_Iterable[_Union[Prompt, _Mapping]]] = ...) -> None: ...
+
+class LookupResponse(_message.Message):
+    __slots__ = ["boot_id", "tokens"]
+    BOOT_ID_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    boot_id: str
+    tokens: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, boot_id: _Optional[str] = ..., tokens: _Optional[_Iterable[int]] = ...) -> None: ...
+
 class MemoryParts(_message.Message):
     __slots__ = ["codes", "free", "header", "residual", "scales", "slack", "staging"]
     CODES_FIELD_NUMBER: _ClassVar[int]
@@ -367,6 +443,20 @@ class ModelSpec(_message.Message):
     revision: str
     source_dtype: DType
     def __init__(self, name: _Optional[str] = ..., revision: _Optional[str] = ..., source_dtype: _Optional[_Union[DType, str]] = ..., k_rope: _Optional[_Union[RopeState, str]] = ..., hash_block_tokens: _Optional[int] = ..., layers: _Optional[_Iterable[_Union[LayerSpec, _Mapping]]] = ...) -> None: ...
+
+class Prompt(_message.Message):
+    __slots__ = ["adapter", "block_hashes", "extra_keys", "salt", "token_ids"]
+    ADAPTER_FIELD_NUMBER: _ClassVar[int]
+    BLOCK_HASHES_FIELD_NUMBER: _ClassVar[int]
+    EXTRA_KEYS_FIELD_NUMBER: _ClassVar[int]
+    SALT_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    adapter: str
+    block_hashes: _containers.RepeatedScalarFieldContainer[bytes]
+    extra_keys: _containers.RepeatedCompositeFieldContainer[ExtraKey]
+    salt: bytes
+    token_ids: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, salt: _Optional[bytes] = ..., adapter: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., block_hashes: _Optional[_Iterable[bytes]] = ..., extra_keys: _Optional[_Iterable[_Union[ExtraKey, _Mapping]]] = ...) -> None: ...
 
 class ReadChunk(_message.Message):
     __slots__ = ["first_token", "k", "k_parts", "layer", "num_tokens", "sequence_index", "v", "v_parts"]
@@ -483,6 +573,20 @@ class RegisterModelResponse(_message.Message):
     scales_line: str
     def __init__(self, boot_id: _Optional[str] = ..., model_id: _Optional[str] = ..., page_tokens: _Optional[int] = ..., kv_cache_dtype: _Optional[str] = ..., capacity_line: _Optional[str] = ..., scales_line: _Optional[str] = ..., notices: _Optional[_Iterable[str]] = ..., max_message_bytes: _Optional[int] = ..., capacity_tokens: _Optional[int] = ...) -> None: ...
 
+class ReleaseRequest(_message.Message):
+    __slots__ = ["lease_id", "namespace"]
+    LEASE_ID_FIELD_NUMBER: _ClassVar[int]
+    NAMESPACE_FIELD_NUMBER: _ClassVar[int]
+    lease_id: int
+    namespace: str
+    def __init__(self, namespace: _Optional[str] = ..., lease_id: _Optional[int] = ...) -> None: ...
+
+class ReleaseResponse(_message.Message):
+    __slots__ = ["boot_id"]
+    BOOT_ID_FIELD_NUMBER: _ClassVar[int]
+    boot_id: str
+    def __init__(self, boot_id: _Optional[str] = ...) -> None: ...
+
 class RemoveRequest(_message.Message):
     __slots__ = ["namespace", "sequence"]
     NAMESPACE_FIELD_NUMBER: _ClassVar[int]
@@ -496,6 +600,24 @@ class RemoveResponse(_message.Message):
     BOOT_ID_FIELD_NUMBER: _ClassVar[int]
     boot_id: str
     def __init__(self, boot_id: _Optional[str] = ...) -> None: ...
+
+class RenewRequest(_message.Message):
+    __slots__ = ["duration_ms", "lease_id", "namespace"]
+    DURATION_MS_FIELD_NUMBER: _ClassVar[int]
+    LEASE_ID_FIELD_NUMBER: _ClassVar[int]
+    NAMESPACE_FIELD_NUMBER: _ClassVar[int]
+    duration_ms: int
+    lease_id: int
+    namespace: str
+    def __init__(self, namespace: _Optional[str] = ..., lease_id: _Optional[int] = ..., duration_ms: _Optional[int] = ...) -> None: ...
+
+class RenewResponse(_message.Message):
+    __slots__ = ["boot_id", "duration_ms"]
+    BOOT_ID_FIELD_NUMBER: _ClassVar[int]
+    DURATION_MS_FIELD_NUMBER: _ClassVar[int]
+    boot_id: str
+    duration_ms: int
+    def __init__(self, boot_id: _Optional[str] = ..., duration_ms: _Optional[int] = ...) -> None: ...
 
 class ScalesRequest(_message.Message):
     __slots__ = ["model_id"]
@@ -580,16 +702,18 @@ class SequenceManifest(_message.Message):
     def __init__(self, sequence: _Optional[str] = ..., model_id: _Optional[str] = ..., first_token: _Optional[int] = ..., num_tokens: _Optional[int] = ..., committed_tokens: _Optional[int] = ..., sealed: bool = ..., first_head: _Optional[int] = ..., layers: _Optional[_Iterable[_Union[LayerManifest, _Mapping]]] = ..., page_tokens: _Optional[int] = ..., k_rope: _Optional[_Union[RopeState, str]] = ...) -> None: ...
 
 class SequenceRange(_message.Message):
-    __slots__ = ["first_token", "model_id", "num_tokens", "sequence"]
+    __slots__ = ["first_token", "lease_id", "model_id", "num_tokens", "sequence"]
     FIRST_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    LEASE_ID_FIELD_NUMBER: _ClassVar[int]
     MODEL_ID_FIELD_NUMBER: _ClassVar[int]
     NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     first_token: int
+    lease_id: int
     model_id: str
     num_tokens: int
     sequence: str
-    def __init__(self, sequence: _Optional[str] = ..., first_token: _Optional[int] = ..., num_tokens: _Optional[int] = ..., model_id: _Optional[str] = ...) -> None: ...
+    def __init__(self, sequence: _Optional[str] = ..., first_token: _Optional[int] = ..., num_tokens: _Optional[int] = ..., model_id: _Optional[str] = ..., lease_id: _Optional[int] = ...) -> None: ...
 
 class StoredPart(_message.Message):
     __slots__ = ["data", "page", "tokens"]

@@ -24,6 +24,31 @@ class KvTierServiceStub(object):
                 request_serializer=kvtier_dot_v1_dot_kv__tier__pb2.AppendRequest.SerializeToString,
                 response_deserializer=kvtier_dot_v1_dot_kv__tier__pb2.AppendResponse.FromString,
                 )
+        self.Lookup = channel.unary_unary(
+                '/kvtier.v1.KvTierService/Lookup',
+                request_serializer=kvtier_dot_v1_dot_kv__tier__pb2.LookupRequest.SerializeToString,
+                response_deserializer=kvtier_dot_v1_dot_kv__tier__pb2.LookupResponse.FromString,
+                )
+        self.Acquire = channel.unary_unary(
+                '/kvtier.v1.KvTierService/Acquire',
+                request_serializer=kvtier_dot_v1_dot_kv__tier__pb2.AcquireRequest.SerializeToString,
+                response_deserializer=kvtier_dot_v1_dot_kv__tier__pb2.AcquireResponse.FromString,
+                )
+        self.Renew = channel.unary_unary(
+                '/kvtier.v1.KvTierService/Renew',
+                request_serializer=kvtier_dot_v1_dot_kv__tier__pb2.RenewRequest.SerializeToString,
+                response_deserializer=kvtier_dot_v1_dot_kv__tier__pb2.RenewResponse.FromString,
+                )
+        self.Release = channel.unary_unary(
+                '/kvtier.v1.KvTierService/Release',
+                request_serializer=kvtier_dot_v1_dot_kv__tier__pb2.ReleaseRequest.SerializeToString,
+                response_deserializer=kvtier_dot_v1_dot_kv__tier__pb2.ReleaseResponse.FromString,
+                )
+        self.Fork = channel.unary_unary(
+                '/kvtier.v1.KvTierService/Fork',
+                request_serializer=kvtier_dot_v1_dot_kv__tier__pb2.ForkRequest.SerializeToString,
+                response_deserializer=kvtier_dot_v1_dot_kv__tier__pb2.ForkResponse.FromString,
+                )
         self.Seal = channel.unary_unary(
                 '/kvtier.v1.KvTierService/Seal',
                 request_serializer=kvtier_dot_v1_dot_kv__tier__pb2.SealRequest.SerializeToString,
@@ -85,6 +110,41 @@ class KvTierServiceServicer(object):
         """Streams K and V in. The first message is `open`, all others are `chunk`; each is answered by one ack, in order. An
         error ends the stream and leaves the sequence as the last ack said. `open` begins the sequence where it isn't held, or
         goes on with it: the ack of `open` says from which token.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Lookup(self, request, context):
+        """How far prompts are held, from their first token on. Holds nothing for the asker: what Acquire finds may be shorter.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Acquire(self, request, context):
+        """Gives a lease: until it ends, what it says can be read by it, whatever becomes of the sequences that hold it.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Renew(self, request, context):
+        """Sets a lease's deadline anew, from now. ABORTED (LEASE_ENDED) where it has ended.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Release(self, request, context):
+        """Ends a lease, and the reads by it. One that has ended already is no error.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Fork(self, request, context):
+        """Opens another sequence that begins as this one does, and goes its own way.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -167,6 +227,31 @@ def add_KvTierServiceServicer_to_server(servicer, server):
                     servicer.Append,
                     request_deserializer=kvtier_dot_v1_dot_kv__tier__pb2.AppendRequest.FromString,
                     response_serializer=kvtier_dot_v1_dot_kv__tier__pb2.AppendResponse.SerializeToString,
+            ),
+            'Lookup': grpc.unary_unary_rpc_method_handler(
+                    servicer.Lookup,
+                    request_deserializer=kvtier_dot_v1_dot_kv__tier__pb2.LookupRequest.FromString,
+                    response_serializer=kvtier_dot_v1_dot_kv__tier__pb2.LookupResponse.SerializeToString,
+            ),
+            'Acquire': grpc.unary_unary_rpc_method_handler(
+                    servicer.Acquire,
+                    request_deserializer=kvtier_dot_v1_dot_kv__tier__pb2.AcquireRequest.FromString,
+                    response_serializer=kvtier_dot_v1_dot_kv__tier__pb2.AcquireResponse.SerializeToString,
+            ),
+            'Renew': grpc.unary_unary_rpc_method_handler(
+                    servicer.Renew,
+                    request_deserializer=kvtier_dot_v1_dot_kv__tier__pb2.RenewRequest.FromString,
+                    response_serializer=kvtier_dot_v1_dot_kv__tier__pb2.RenewResponse.SerializeToString,
+            ),
+            'Release': grpc.unary_unary_rpc_method_handler(
+                    servicer.Release,
+                    request_deserializer=kvtier_dot_v1_dot_kv__tier__pb2.ReleaseRequest.FromString,
+                    response_serializer=kvtier_dot_v1_dot_kv__tier__pb2.ReleaseResponse.SerializeToString,
+            ),
+            'Fork': grpc.unary_unary_rpc_method_handler(
+                    servicer.Fork,
+                    request_deserializer=kvtier_dot_v1_dot_kv__tier__pb2.ForkRequest.FromString,
+                    response_serializer=kvtier_dot_v1_dot_kv__tier__pb2.ForkResponse.SerializeToString,
             ),
             'Seal': grpc.unary_unary_rpc_method_handler(
                     servicer.Seal,
@@ -254,6 +339,91 @@ class KvTierService(object):
         return grpc.experimental.stream_stream(request_iterator, target, '/kvtier.v1.KvTierService/Append',
             kvtier_dot_v1_dot_kv__tier__pb2.AppendRequest.SerializeToString,
             kvtier_dot_v1_dot_kv__tier__pb2.AppendResponse.FromString,
+            options, channel_credentials,
+            insecure, call_credentials, compression, wait_for_ready, timeout, metadata)
+
+    @staticmethod
+    def Lookup(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(request, target, '/kvtier.v1.KvTierService/Lookup',
+            kvtier_dot_v1_dot_kv__tier__pb2.LookupRequest.SerializeToString,
+            kvtier_dot_v1_dot_kv__tier__pb2.LookupResponse.FromString,
+            options, channel_credentials,
+            insecure, call_credentials, compression, wait_for_ready, timeout, metadata)
+
+    @staticmethod
+    def Acquire(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(request, target, '/kvtier.v1.KvTierService/Acquire',
+            kvtier_dot_v1_dot_kv__tier__pb2.AcquireRequest.SerializeToString,
+            kvtier_dot_v1_dot_kv__tier__pb2.AcquireResponse.FromString,
+            options, channel_credentials,
+            insecure, call_credentials, compression, wait_for_ready, timeout, metadata)
+
+    @staticmethod
+    def Renew(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(request, target, '/kvtier.v1.KvTierService/Renew',
+            kvtier_dot_v1_dot_kv__tier__pb2.RenewRequest.SerializeToString,
+            kvtier_dot_v1_dot_kv__tier__pb2.RenewResponse.FromString,
+            options, channel_credentials,
+            insecure, call_credentials, compression, wait_for_ready, timeout, metadata)
+
+    @staticmethod
+    def Release(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(request, target, '/kvtier.v1.KvTierService/Release',
+            kvtier_dot_v1_dot_kv__tier__pb2.ReleaseRequest.SerializeToString,
+            kvtier_dot_v1_dot_kv__tier__pb2.ReleaseResponse.FromString,
+            options, channel_credentials,
+            insecure, call_credentials, compression, wait_for_ready, timeout, metadata)
+
+    @staticmethod
+    def Fork(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(request, target, '/kvtier.v1.KvTierService/Fork',
+            kvtier_dot_v1_dot_kv__tier__pb2.ForkRequest.SerializeToString,
+            kvtier_dot_v1_dot_kv__tier__pb2.ForkResponse.FromString,
             options, channel_credentials,
             insecure, call_credentials, compression, wait_for_ready, timeout, metadata)
 
