@@ -48,6 +48,15 @@ class PrefixTest : public ::testing::TestWithParam<const char*> {
   std::int64_t Held(const Prompt& prompt) {
     return store_->Lookup("default", model().id, {prompt}).value()[0];
   }
+  // A writer of sequence "a".
+  absl::StatusOr<std::unique_ptr<Writer>> Open(const Prompt& prompt, std::uint64_t epoch) {
+    WriterRequest request;
+    request.key = Key("a");
+    request.model_id = model().id;
+    request.epoch = epoch;
+    request.prompt = prompt;
+    return store_->OpenWriter(std::move(request));
+  }
   void Write(const std::string& id, const Prompt& prompt, const KvData& data, std::int64_t tokens) {
     const auto writer = OpenWithPrompt(store_, id, model(), prompt);
     const std::int64_t from = writer->standing().received_tokens;
@@ -167,19 +176,11 @@ TEST_P(PrefixTest, AWriterMayKnowMoreOfThePromptButNotAnother) {
   const auto writer = OpenWithPrompt(store_, "a", model(), PromptFrom(0, 32));
   AppendSpan(*writer, one_, {0, 48});
   EXPECT_EQ(Held(PromptFrom(0, 200)), 32);
-  const auto open = [&](const Prompt& prompt, std::uint64_t epoch) {
-    WriterRequest request;
-    request.key = Key("a");
-    request.model_id = model().id;
-    request.epoch = epoch;
-    request.prompt = prompt;
-    return store_->OpenWriter(std::move(request));
-  };
   Prompt another = PromptFrom(0, 200);
   another.token_ids[20] = 7;
-  EXPECT_THAT(open(another, 1), Refuses(Reason::kPromptMismatch, HasSubstr("hash block 1")));
-  ASSERT_THAT(open(PromptFrom(0, 10), 1), IsOk());
-  ASSERT_THAT(open(PromptFrom(0, 200), 2), IsOk());
+  EXPECT_THAT(Open(another, 1), Refuses(Reason::kPromptMismatch, HasSubstr("hash block 1")));
+  ASSERT_THAT(Open(PromptFrom(0, 10), 1), IsOk());
+  ASSERT_THAT(Open(PromptFrom(0, 200), 2), IsOk());
   EXPECT_EQ(Held(PromptFrom(0, 200)), 48);
 }
 
@@ -200,19 +201,11 @@ TEST_P(PrefixTest, WrittenTwiceIsHeldUntilBothAreGone) {
 
 // A writer that is refused says nothing of the sequence's tokens.
 TEST_P(PrefixTest, ARefusedWritersPromptIsNotTaken) {
-  const auto open = [&](const Prompt& prompt, std::uint64_t epoch) {
-    WriterRequest request;
-    request.key = Key("a");
-    request.model_id = model().id;
-    request.epoch = epoch;
-    request.prompt = prompt;
-    return store_->OpenWriter(std::move(request));
-  };
-  const auto writer = open({}, 5);
+  const auto writer = Open({}, 5);
   ASSERT_THAT(writer, IsOk());
   AppendSpan(**writer, one_, {0, 100});
-  EXPECT_THAT(open(PromptFrom(0, 100), 5), Refuses(Reason::kWriterExists, HasSubstr("epoch")));
-  EXPECT_THAT(open(PromptFrom(0, 100), 4), Refuses(Reason::kOldEpoch, HasSubstr("epoch")));
+  EXPECT_THAT(Open(PromptFrom(0, 100), 5), Refuses(Reason::kWriterExists, HasSubstr("epoch")));
+  EXPECT_THAT(Open(PromptFrom(0, 100), 4), Refuses(Reason::kOldEpoch, HasSubstr("epoch")));
   EXPECT_EQ(Held(PromptFrom(0, 100)), 0);
 }
 

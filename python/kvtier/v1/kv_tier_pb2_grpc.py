@@ -209,7 +209,7 @@ class KvTierServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def Drain(self, request, context):
-        """Stops taking new append streams and registrations; what runs may end, and reads go on. Readiness turns NOT_SERVING at once.
+        """Stops taking new append streams, forks and registrations; what runs may end, and reads go on. Readiness turns NOT_SERVING at once.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
