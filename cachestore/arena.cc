@@ -21,14 +21,14 @@ void Allocation::Hold(const MemoryUse& delta) {
 }
 
 Arena::Arena(std::byte* slab, std::int64_t bytes) : slab_(slab), bytes_(bytes) {
-  absl::MutexLock lock(&mutex_);
+  MutexLock lock(&mutex_);
   InsertFree(0, bytes / kAlignment * kAlignment);
 }
 
 Allocation Arena::Allocate(std::int64_t bytes, MemoryAccount* account) {
   KVT_CHECK(bytes > 0);
   const Size size = AlignUp(bytes);
-  absl::MutexLock lock(&mutex_);
+  MutexLock lock(&mutex_);
   const auto fit = free_by_size_.lower_bound({size, 0});
   if (fit == free_by_size_.end()) return {};
   const auto [piece, offset] = *fit;
@@ -45,18 +45,18 @@ Allocation Arena::Allocate(std::int64_t bytes, MemoryAccount* account) {
 }
 
 MemoryParts Arena::Snapshot() const {
-  absl::MutexLock lock(&mutex_);
+  MutexLock lock(&mutex_);
   return {
       .use = use_, .slack = allocated_ - use_.total(), .staging = 0, .free = bytes_ - allocated_};
 }
 
 void Arena::Account(const MemoryUse& delta) {
-  absl::MutexLock lock(&mutex_);
+  MutexLock lock(&mutex_);
   use_ += delta;
 }
 
 void Arena::Free(std::byte* data, std::int64_t bytes, const MemoryUse& use) {
-  absl::MutexLock lock(&mutex_);
+  MutexLock lock(&mutex_);
   use_ -= use;
   allocated_ -= bytes;
   Offset offset = data - slab_;

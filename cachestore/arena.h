@@ -7,7 +7,7 @@
 #include <utility>
 
 #include "absl/base/thread_annotations.h"
-#include "absl/synchronization/mutex.h"
+#include "cachestore/base/mutex.h"
 #include "cachestore/memory_account.h"
 #include "cachestore/model/memory_parts.h"
 
@@ -79,7 +79,7 @@ class Arena {
   std::byte* const slab_;
   const std::int64_t bytes_;
 
-  mutable absl::Mutex mutex_;
+  mutable Mutex mutex_;
   std::map<Offset, Size> free_by_offset_ ABSL_GUARDED_BY(mutex_);
   std::set<std::pair<Size, Offset>> free_by_size_ ABSL_GUARDED_BY(mutex_);
   MemoryUse use_ ABSL_GUARDED_BY(mutex_);

@@ -17,7 +17,7 @@ absl::Status Unknown(std::uint64_t id) {
 }  // namespace
 
 absl::Status Lease::Check() const {
-  absl::MutexLock lock(&mutex_);
+  MutexLock lock(&mutex_);
   return CheckLocked();
 }
 
@@ -30,12 +30,12 @@ absl::Status Lease::CheckLocked() const {
 }
 
 absl::Time Lease::deadline() const {
-  absl::MutexLock lock(&mutex_);
+  MutexLock lock(&mutex_);
   return deadline_;
 }
 
 absl::Status Lease::Renew(absl::Time deadline) {
-  absl::MutexLock lock(&mutex_);
+  MutexLock lock(&mutex_);
   KVT_RETURN_IF_ERROR(CheckLocked());
   deadline_ = deadline;
   return absl::OkStatus();
@@ -43,7 +43,7 @@ absl::Status Lease::Renew(absl::Time deadline) {
 
 void Lease::End() {
   {
-    absl::MutexLock lock(&mutex_);
+    MutexLock lock(&mutex_);
     if (!ended_.ok()) return;
     ended_ = CheckLocked();
     if (ended_.ok()) ended_ = Error(Reason::kLeaseEnded, "the lease was released");
@@ -53,7 +53,7 @@ void Lease::End() {
 
 absl::StatusOr<std::uint64_t> LeaseTable::Add(const std::string& name_space,
                                               std::shared_ptr<Lease> lease) {
-  absl::MutexLock lock(&mutex_);
+  MutexLock lock(&mutex_);
   if (static_cast<std::int64_t>(leases_.size()) >= max_leases_) {
     return Error(Reason::kTooManyLeases,
                  fmt::format("{} leases are held; the limit (max_leases) is {}", leases_.size(),
@@ -66,7 +66,7 @@ absl::StatusOr<std::uint64_t> LeaseTable::Add(const std::string& name_space,
 
 absl::StatusOr<std::shared_ptr<Lease>> LeaseTable::Find(const std::string& name_space,
                                                         std::uint64_t id) const {
-  absl::MutexLock lock(&mutex_);
+  MutexLock lock(&mutex_);
   const auto found = leases_.find(Key(name_space, id));
   if (found == leases_.end()) return Unknown(id);
   return found->second;
@@ -75,7 +75,7 @@ absl::StatusOr<std::shared_ptr<Lease>> LeaseTable::Find(const std::string& name_
 void LeaseTable::Release(const std::string& name_space, std::uint64_t id) {
   std::shared_ptr<Lease> lease;
   {
-    absl::MutexLock lock(&mutex_);
+    MutexLock lock(&mutex_);
     const auto found = leases_.find(Key(name_space, id));
     if (found == leases_.end()) return;
     lease = std::move(found->second);
@@ -88,7 +88,7 @@ int LeaseTable::Sweep() {
   std::vector<std::shared_ptr<Lease>> over;
   const absl::Time now = clock_.Now();
   {
-    absl::MutexLock lock(&mutex_);
+    MutexLock lock(&mutex_);
     for (auto at = leases_.begin(); at != leases_.end();) {
       const auto lease = at++;
       if (lease->second->deadline() > now) continue;
@@ -101,7 +101,7 @@ int LeaseTable::Sweep() {
 }
 
 std::int64_t LeaseTable::size() const {
-  absl::MutexLock lock(&mutex_);
+  MutexLock lock(&mutex_);
   return static_cast<std::int64_t>(leases_.size());
 }
 

@@ -11,9 +11,9 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/container/flat_hash_map.h"
 #include "absl/status/statusor.h"
-#include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
 #include "cachestore/base/clock.h"
+#include "cachestore/base/mutex.h"
 #include "cachestore/sequence.h"
 
 namespace kvtier::cachestore {
@@ -49,7 +49,7 @@ class Lease {
   const std::int64_t tokens_;
   const Clock& clock_;
 
-  mutable absl::Mutex mutex_;
+  mutable Mutex mutex_;
   absl::Time deadline_ ABSL_GUARDED_BY(mutex_);
   absl::Status ended_ ABSL_GUARDED_BY(mutex_);  // not OK: why
 };
@@ -79,7 +79,7 @@ class LeaseTable {
 
   const std::int64_t max_leases_;
   const Clock& clock_;
-  mutable absl::Mutex mutex_;
+  mutable Mutex mutex_;
   absl::flat_hash_map<Key, std::shared_ptr<Lease>> leases_ ABSL_GUARDED_BY(mutex_);
   std::uint64_t next_id_ ABSL_GUARDED_BY(mutex_);
 };

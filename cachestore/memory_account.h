@@ -1,7 +1,7 @@
 #pragma once
 
 #include "absl/base/thread_annotations.h"
-#include "absl/synchronization/mutex.h"
+#include "cachestore/base/mutex.h"
 #include "cachestore/model/memory_parts.h"
 
 namespace kvtier::cachestore {
@@ -10,16 +10,16 @@ namespace kvtier::cachestore {
 class MemoryAccount {
  public:
   void Add(const MemoryHeld& delta) ABSL_LOCKS_EXCLUDED(mutex_) {
-    absl::MutexLock lock(&mutex_);
+    MutexLock lock(&mutex_);
     held_ += delta;
   }
   MemoryHeld held() const ABSL_LOCKS_EXCLUDED(mutex_) {
-    absl::MutexLock lock(&mutex_);
+    MutexLock lock(&mutex_);
     return held_;
   }
 
  private:
-  mutable absl::Mutex mutex_;
+  mutable Mutex mutex_;
   MemoryHeld held_ ABSL_GUARDED_BY(mutex_);
 };
 

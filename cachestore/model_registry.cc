@@ -23,19 +23,19 @@ ModelTotals& ModelTotals::operator+=(const ModelTotals& other) {
 }
 
 void ModelEntry::Add(const ModelTotals& delta) {
-  absl::MutexLock lock(&mutex_);
+  MutexLock lock(&mutex_);
   totals_ += delta;
 }
 
 ModelTotals ModelEntry::totals() const {
-  absl::MutexLock lock(&mutex_);
+  MutexLock lock(&mutex_);
   ModelTotals totals = totals_;
   totals.held = memory_.held();
   return totals;
 }
 
 void ModelEntry::Observe(const std::vector<HeadObservation>& observations) {
-  absl::MutexLock lock(&mutex_);
+  MutexLock lock(&mutex_);
   if (observed_.empty()) {
     for (const LayerModel& layer : model_->layers)
       observed_.emplace_back(static_cast<std::size_t>(layer.spec.kv_heads));
@@ -50,12 +50,12 @@ void ModelEntry::Observe(const std::vector<HeadObservation>& observations) {
 }
 
 std::vector<std::vector<HeadMagnitudes>> ModelEntry::observed() const {
-  absl::MutexLock lock(&mutex_);
+  MutexLock lock(&mutex_);
   return observed_;
 }
 
 absl::StatusOr<std::shared_ptr<ModelEntry>> ModelRegistry::Add(std::shared_ptr<const Model> model) {
-  absl::MutexLock lock(&mutex_);
+  MutexLock lock(&mutex_);
   if (const auto found = entries_.find(model->id); found != entries_.end()) return found->second;
   if (static_cast<int>(entries_.size()) >= max_models_) {
     return Error(Reason::kTooManyModels,
@@ -67,7 +67,7 @@ absl::StatusOr<std::shared_ptr<ModelEntry>> ModelRegistry::Add(std::shared_ptr<c
 }
 
 absl::StatusOr<std::shared_ptr<ModelEntry>> ModelRegistry::Find(const std::string& id) const {
-  absl::MutexLock lock(&mutex_);
+  MutexLock lock(&mutex_);
   if (const auto found = entries_.find(id); found != entries_.end()) return found->second;
   return Error(
       Reason::kUnknownModel,
@@ -75,7 +75,7 @@ absl::StatusOr<std::shared_ptr<ModelEntry>> ModelRegistry::Find(const std::strin
 }
 
 std::vector<std::shared_ptr<ModelEntry>> ModelRegistry::All() const {
-  absl::MutexLock lock(&mutex_);
+  MutexLock lock(&mutex_);
   std::vector<std::shared_ptr<ModelEntry>> all;
   for (const auto& [id, entry] : entries_) all.push_back(entry);
   return all;

@@ -8,7 +8,7 @@
 
 #include "absl/base/thread_annotations.h"
 #include "absl/status/statusor.h"
-#include "absl/synchronization/mutex.h"
+#include "cachestore/base/mutex.h"
 #include "cachestore/memory_account.h"
 #include "cachestore/model/memory_parts.h"
 #include "cachestore/model/model.h"
@@ -66,7 +66,7 @@ class ModelEntry {
  private:
   const std::shared_ptr<const Model> model_;
   MemoryAccount memory_;
-  mutable absl::Mutex mutex_;
+  mutable Mutex mutex_;
   ModelTotals totals_ ABSL_GUARDED_BY(mutex_);
   std::vector<std::vector<HeadMagnitudes>> observed_ ABSL_GUARDED_BY(mutex_);
 };
@@ -86,7 +86,7 @@ class ModelRegistry {
 
  private:
   const int max_models_;
-  mutable absl::Mutex mutex_;
+  mutable Mutex mutex_;
   std::map<std::string, std::shared_ptr<ModelEntry>> entries_ ABSL_GUARDED_BY(mutex_);
 };
 

@@ -35,7 +35,7 @@ void PrefixIndex::Remove(absl::Span<const PrefixKey> keys, Sequence* sequence) {
 template <class T>
 void PrefixIndex::AddTo(HolderSet<T> Holders::*set, absl::Span<const PrefixKey> keys, T* holder) {
   if (keys.empty()) return;
-  absl::MutexLock lock(&mutex_);
+  MutexLock lock(&mutex_);
   for (const PrefixKey& key : keys) (holders_[key].*set).Add(holder);
 }
 
@@ -43,7 +43,7 @@ template <class T>
 void PrefixIndex::RemoveFrom(HolderSet<T> Holders::*set, absl::Span<const PrefixKey> keys,
                              T* holder) {
   if (keys.empty()) return;
-  absl::MutexLock lock(&mutex_);
+  MutexLock lock(&mutex_);
   for (const PrefixKey& key : keys) {
     const auto entry = holders_.find(key);
     KVT_CHECK(entry != holders_.end() && (entry->second.*set).Remove(holder));
@@ -52,9 +52,9 @@ void PrefixIndex::RemoveFrom(HolderSet<T> Holders::*set, absl::Span<const Prefix
 }
 
 std::int64_t PrefixIndex::CountHeld(absl::Span<const PrefixKey> keys) const {
-  absl::MutexLock lock(&mutex_);
+  MutexLock lock(&mutex_);
   const auto missing = std::find_if(keys.begin(), keys.end(), [&](const PrefixKey& key) {
-    mutex_.AssertReaderHeld();
+    mutex_.AssertHeld();
     return !holders_.contains(key);
   });
   return missing - keys.begin();
@@ -69,7 +69,7 @@ PrefixIndex::Found PrefixIndex::FindColumn(absl::Span<const PrefixKey> keys) con
 }
 
 PrefixIndex::Found PrefixIndex::FindAmong(absl::Span<const PrefixKey> keys, bool sequences) const {
-  absl::MutexLock lock(&mutex_);
+  MutexLock lock(&mutex_);
   std::vector<const Holders*> held;
   for (const PrefixKey& key : keys) {
     const auto entry = holders_.find(key);
@@ -90,7 +90,7 @@ PrefixIndex::Found PrefixIndex::FindAmong(absl::Span<const PrefixKey> keys, bool
 }
 
 std::int64_t PrefixIndex::size() const {
-  absl::MutexLock lock(&mutex_);
+  MutexLock lock(&mutex_);
   return static_cast<std::int64_t>(holders_.size());
 }
 

@@ -6,8 +6,8 @@
 
 #include "absl/base/thread_annotations.h"
 #include "absl/container/flat_hash_map.h"
-#include "absl/synchronization/mutex.h"
 #include "absl/types/span.h"
+#include "cachestore/base/mutex.h"
 #include "cachestore/holder_set.h"
 #include "cachestore/model/prefix_key.h"
 
@@ -63,7 +63,7 @@ class PrefixIndex {
   Found FindAmong(absl::Span<const PrefixKey> keys, bool sequences) const
       ABSL_LOCKS_EXCLUDED(mutex_);
 
-  mutable absl::Mutex mutex_;
+  mutable Mutex mutex_;
   absl::flat_hash_map<PrefixKey, Holders, Hash> holders_ ABSL_GUARDED_BY(mutex_);
 };
 

@@ -66,7 +66,7 @@ Sequence::Sequence(SequenceKey key, std::shared_ptr<ModelEntry> model, const Seq
       writers_(model_->model()),
       last_message_(now),
       keys_(std::move(start.keys)) {
-  absl::MutexLock lock(&mutex_);
+  MutexLock lock(&mutex_);
   const bool before_rope = model_->model().request.spec.k_rope == RopeState::kBefore;
   for (const LayerModel& layer : model_->model().layers) {
     layers_.push_back({.received = std::vector<std::int64_t>(
@@ -86,7 +86,7 @@ absl::StatusOr<AppendResult> Sequence::Claim(const std::shared_ptr<WriterClaim>&
   EndedClaims ended;
   AppendResult standing;
   {
-    absl::MutexLock lock(&mutex_);
+    MutexLock lock(&mutex_);
     KVT_RETURN_IF_ERROR(CheckWritable(*claim));
     KVT_RETURN_IF_ERROR(CheckKeys(keys));
     KVT_RETURN_IF_ERROR(writers_.Add(claim, key_.id, ended));
@@ -99,7 +99,7 @@ absl::StatusOr<AppendResult> Sequence::Claim(const std::shared_ptr<WriterClaim>&
 }
 
 bool Sequence::Leave(const std::shared_ptr<WriterClaim>& claim) {
-  absl::MutexLock lock(&mutex_);
+  MutexLock lock(&mutex_);
   writers_.Remove(claim);
   if (state_ == SequenceState::kGone) return true;
   const bool holds = path_.pages() > 0 || Held().allocated > 0;
@@ -197,7 +197,7 @@ absl::StatusOr<AppendResult> Sequence::Append(const WriterClaim& claim, const Ch
   EndedClaims ended;
   absl::StatusOr<AppendResult> result;
   {
-    absl::MutexLock lock(&mutex_);
+    MutexLock lock(&mutex_);
     result = AppendLocked(claim, chunk, now, ended);
   }
   NotifyEnded(ended);
@@ -241,7 +241,7 @@ absl::StatusOr<AppendResult> Sequence::AppendLocked(const WriterClaim& claim, co
 absl::Status Sequence::Seal(std::int64_t tokens) {
   EndedClaims ended;
   {
-    absl::MutexLock lock(&mutex_);
+    MutexLock lock(&mutex_);
     KVT_RETURN_IF_ERROR(SealLocked(tokens));
     ended = writers_.EndAll(absl::OkStatus());
   }
@@ -283,7 +283,7 @@ void Sequence::LetGo() {
 }
 
 absl::StatusOr<std::int64_t> Sequence::Hold(std::int64_t tokens) {
-  absl::MutexLock lock(&mutex_);
+  MutexLock lock(&mutex_);
   KVT_RETURN_IF_ERROR(CheckHeld());
   const std::int64_t committed = Committed();
   if (tokens < 0) tokens = committed;
@@ -296,7 +296,7 @@ absl::StatusOr<std::int64_t> Sequence::Hold(std::int64_t tokens) {
 }
 
 void Sequence::Unhold() {
-  absl::MutexLock lock(&mutex_);
+  MutexLock lock(&mutex_);
   KVT_CHECK(holds_ > 0);
   if (--holds_ > 0 || state_ != SequenceState::kGone) return;
   LetGo();
@@ -304,14 +304,14 @@ void Sequence::Unhold() {
 }
 
 std::int64_t Sequence::holds() const {
-  absl::MutexLock lock(&mutex_);
+  MutexLock lock(&mutex_);
   return holds_;
 }
 
 bool Sequence::Drop(const absl::Status& why) {
   EndedClaims ended;
   {
-    absl::MutexLock lock(&mutex_);
+    MutexLock lock(&mutex_);
     if (state_ == SequenceState::kGone) return false;
     ended = DropLocked(why);
   }
@@ -322,7 +322,7 @@ bool Sequence::Drop(const absl::Status& why) {
 absl::Status Sequence::DropOpen(const absl::Status& why) {
   EndedClaims ended;
   {
-    absl::MutexLock lock(&mutex_);
+    MutexLock lock(&mutex_);
     if (state_ == SequenceState::kSealed) {
       return Error(Reason::kNotOpen,
                    fmt::format("sequence \"{}\" is sealed; Abort drops open sequences, Remove any",
@@ -334,19 +334,21 @@ absl::Status Sequence::DropOpen(const absl::Status& why) {
   return absl::OkStatus();
 }
 
-bool Sequence::DropIdle(absl::Time before, const absl::Status& why) {
+bool Sequence::DropIdle(absl::Time now, absl::Duration deadline) {
   EndedClaims ended;
   {
-    absl::MutexLock lock(&mutex_);
-    if (state_ != SequenceState::kOpen || last_message_ > before) return false;
-    ended = DropLocked(why);
+    MutexLock lock(&mutex_);
+    if (state_ != SequenceState::kOpen || last_message_ > now - deadline) return false;
+    ended = DropLocked(
+        Error(Reason::kSequenceGone, fmt::format("sequence \"{}\" had no message for {}", key_.id,
+                                                 absl::FormatDuration(deadline))));
   }
   NotifyEnded(ended);
   return true;
 }
 
 absl::StatusOr<SequencePins> Sequence::Pin(const ReadRange& range) const {
-  absl::MutexLock lock(&mutex_);
+  MutexLock lock(&mutex_);
   if (layers_.empty()) {
     return Error(Reason::kLeaseEnded,
                  fmt::format("what was held of sequence \"{}\" is gone", key_.id));
@@ -391,7 +393,7 @@ TensorPins Sequence::PinTensor(const LayerTensor& tensor, std::size_t layer, con
 }
 
 SequenceDescription Sequence::Describe(bool with_layers) const {
-  absl::MutexLock lock(&mutex_);
+  MutexLock lock(&mutex_);
   SequenceDescription description{.id = key_.id,
                                   .model = model_,
                                   .state = state_,

@@ -8,8 +8,8 @@
 
 #include "absl/base/thread_annotations.h"
 #include "absl/status/statusor.h"
-#include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
+#include "cachestore/base/mutex.h"
 #include "cachestore/chunk.h"
 #include "cachestore/column.h"
 #include "cachestore/layer_tensor.h"
@@ -23,6 +23,10 @@ struct SequenceKey {
   std::string name_space;
   std::string id;
   friend auto operator<=>(const SequenceKey&, const SequenceKey&) = default;
+  template <class H>
+  friend H AbslHashValue(H hash, const SequenceKey& key) {
+    return H::combine(std::move(hash), key.name_space, key.id);
+  }
 };
 
 enum class SequenceState { kOpen, kSealed, kGone };
@@ -142,8 +146,8 @@ class Sequence : public std::enable_shared_from_this<Sequence> {
   bool Drop(const absl::Status& why) ABSL_LOCKS_EXCLUDED(mutex_);
   // The same, only for an open sequence; FAILED_PRECONDITION for a sealed one.
   absl::Status DropOpen(const absl::Status& why) ABSL_LOCKS_EXCLUDED(mutex_);
-  // The same, only for an open sequence that has had no message since `before`. Whether it was.
-  bool DropIdle(absl::Time before, const absl::Status& why) ABSL_LOCKS_EXCLUDED(mutex_);
+  // The same, only for an open sequence that has had no message for `deadline`. Whether it was.
+  bool DropIdle(absl::Time now, absl::Duration deadline) ABSL_LOCKS_EXCLUDED(mutex_);
 
   // Another sequence, open, that begins as this one does. At the length where all layers and heads
   // stand it is exact, with copies of what is not in columns; before, it has the whole columns of
@@ -225,7 +229,7 @@ class Sequence : public std::enable_shared_from_this<Sequence> {
   const SequenceHome home_;
   const bool counts_;  // in the model's totals
 
-  mutable absl::Mutex mutex_;
+  mutable Mutex mutex_;
   SequenceState state_ ABSL_GUARDED_BY(mutex_) = SequenceState::kOpen;
   Path path_ ABSL_GUARDED_BY(mutex_);
   std::vector<LayerState> layers_ ABSL_GUARDED_BY(mutex_);  // what is behind the path

@@ -101,13 +101,13 @@ absl::Span<const PrefixKey> Sequence::KeysIn(std::int64_t begin, std::int64_t en
 }
 
 void Sequence::List() {
-  absl::MutexLock lock(&mutex_);
+  MutexLock lock(&mutex_);
   if (state_ != SequenceState::kGone) Publish();
 }
 
 absl::StatusOr<SequenceFork> Sequence::Fork(SequenceKey key, std::int64_t tokens,
                                             absl::Time now) const {
-  absl::MutexLock lock(&mutex_);
+  MutexLock lock(&mutex_);
   KVT_RETURN_IF_ERROR(CheckHeld());
   const std::int64_t committed = Committed();
   if (tokens > committed) {
@@ -125,7 +125,7 @@ absl::StatusOr<SequenceFork> Sequence::Fork(SequenceKey key, std::int64_t tokens
   start.keys.resize(std::min(keys_.size(), static_cast<std::size_t>(BlocksIn(tokens))));
   auto fork = std::make_shared<Sequence>(std::move(key), model_, home_, now, std::move(start));
   if (!exact) return SequenceFork{std::move(fork), tokens};
-  absl::MutexLock fork_lock(&fork->mutex_);
+  MutexLock fork_lock(&fork->mutex_);
   for (std::size_t i = 0; i < layers_.size(); ++i) {
     LayerState& layer = fork->layers_[i];
     layer.received = layers_[i].received;

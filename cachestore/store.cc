@@ -268,11 +268,11 @@ absl::StatusOr<SequenceDescription> Store::Describe(const SequenceKey& key) cons
 std::vector<SequenceDescription> Store::List(const SequenceKey& after, int limit) const {
   std::vector<std::shared_ptr<Sequence>> found;
   {
-    absl::MutexLock lock(&mutex_);
-    for (auto it = sequences_.upper_bound(after);
-         it != sequences_.end() && static_cast<int>(found.size()) < limit; ++it) {
-      if (it->first.name_space != after.name_space) break;
-      found.push_back(it->second);
+    MutexLock lock(&mutex_);
+    for (auto it = order_.upper_bound(after);
+         it != order_.end() && static_cast<int>(found.size()) < limit; ++it) {
+      if (it->name_space != after.name_space) break;
+      found.push_back(sequences_.at(*it));
     }
   }
   std::vector<SequenceDescription> descriptions;
@@ -285,17 +285,12 @@ std::vector<SequenceDescription> Store::List(const SequenceKey& after, int limit
 int Store::ReclaimAbandoned() {
   std::vector<std::shared_ptr<Sequence>> all;
   {
-    absl::MutexLock lock(&mutex_);
+    MutexLock lock(&mutex_);
     for (const auto& [key, sequence] : sequences_) all.push_back(sequence);
   }
-  const absl::Time before = clock_.Now() - options_.open_sequence_deadline;
   int reclaimed = 0;
   for (const std::shared_ptr<Sequence>& sequence : all) {
-    const absl::Status why =
-        Error(Reason::kSequenceGone,
-              fmt::format("sequence \"{}\" had no message for {}", sequence->key().id,
-                          absl::FormatDuration(options_.open_sequence_deadline)));
-    if (!sequence->DropIdle(before, why)) continue;
+    if (!sequence->DropIdle(clock_.Now(), options_.open_sequence_deadline)) continue;
     Forget(sequence);
     ++reclaimed;
   }
@@ -303,7 +298,7 @@ int Store::ReclaimAbandoned() {
 }
 
 absl::StatusOr<std::shared_ptr<Sequence>> Store::Find(const SequenceKey& key) const {
-  absl::MutexLock lock(&mutex_);
+  MutexLock lock(&mutex_);
   const auto found = sequences_.find(key);
   if (found == sequences_.end()) return NotHeld(key);
   return found->second;
@@ -318,7 +313,7 @@ absl::StatusOr<std::shared_ptr<Sequence>> Store::FindOrOpen(
 }
 
 absl::StatusOr<std::shared_ptr<Sequence>> Store::Name(std::shared_ptr<Sequence> sequence) {
-  absl::MutexLock lock(&mutex_);
+  MutexLock lock(&mutex_);
   if (const auto held = sequences_.find(sequence->key()); held != sequences_.end())
     return held->second;
   if (static_cast<std::int64_t>(sequences_.size()) >= options_.max_sequences) {
@@ -327,6 +322,7 @@ absl::StatusOr<std::shared_ptr<Sequence>> Store::Name(std::shared_ptr<Sequence> 
                              sequences_.size(), options_.max_sequences));
   }
   sequences_.emplace(sequence->key(), sequence);
+  order_.insert(sequence->key());
   return sequence;
 }
 
@@ -348,9 +344,11 @@ absl::Status Store::CheckModel(const Sequence& sequence, const std::string& mode
 }
 
 void Store::Forget(const std::shared_ptr<Sequence>& sequence) {
-  absl::MutexLock lock(&mutex_);
+  MutexLock lock(&mutex_);
   const auto found = sequences_.find(sequence->key());
-  if (found != sequences_.end() && found->second == sequence) sequences_.erase(found);
+  if (found == sequences_.end() || found->second != sequence) return;
+  sequences_.erase(found);
+  order_.erase(sequence->key());
 }
 
 }  // namespace kvtier::cachestore

@@ -2,17 +2,18 @@
 
 #include <cstdint>
 #include <functional>
-#include <map>
 #include <memory>
 #include <optional>
 #include <string>
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
+#include "absl/container/btree_set.h"
+#include "absl/container/flat_hash_map.h"
 #include "absl/status/statusor.h"
-#include "absl/synchronization/mutex.h"
 #include "cachestore/arena.h"
 #include "cachestore/base/clock.h"
+#include "cachestore/base/mutex.h"
 #include "cachestore/device/device.h"
 #include "cachestore/lease.h"
 #include "cachestore/model/prefix_key.h"
@@ -200,8 +201,9 @@ class Store {
   PrefixIndex index_;
   LeaseTable leases_;
 
-  mutable absl::Mutex mutex_;
-  std::map<SequenceKey, std::shared_ptr<Sequence>> sequences_ ABSL_GUARDED_BY(mutex_);
+  mutable Mutex mutex_;
+  absl::flat_hash_map<SequenceKey, std::shared_ptr<Sequence>> sequences_ ABSL_GUARDED_BY(mutex_);
+  absl::btree_set<SequenceKey> order_ ABSL_GUARDED_BY(mutex_);  // of the same keys, to list them
 };
 
 }  // namespace kvtier::cachestore

@@ -17,7 +17,8 @@ struct ResidualRule {
     const std::int64_t eligible = tokens > window ? tokens - window : 0;
     return eligible / block * block;
   }
-  // Of a sequence whose first `origin` tokens are other sequences' codes: the rest counts from there.
+  // Of a sequence whose first `origin` tokens are other sequences' codes: the rest counts from
+  // there.
   constexpr std::int64_t CodeTokens(std::int64_t tokens, std::int64_t origin) const {
     return tokens <= origin ? tokens : origin + CodeTokens(tokens - origin);
   }
