@@ -10,7 +10,7 @@ namespace kvtier::cachestore {
 std::shared_ptr<Column> Column::Make(std::shared_ptr<const Column> before,
                                      std::vector<Layer> layers, std::vector<PrefixKey> keys,
                                      ModelEntry& model, PrefixIndex& index) {
-  const std::shared_ptr<Column> column(
+  std::shared_ptr<Column> column(
       new Column(std::move(before), std::move(layers), std::move(keys), model, index));
   index.Add(column->keys_, column.get());
   return column;

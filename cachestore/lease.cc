@@ -52,7 +52,7 @@ void Lease::End() {
 }
 
 absl::StatusOr<std::uint64_t> LeaseTable::Add(const std::string& name_space,
-                                              std::shared_ptr<Lease> lease) {
+                                              const std::shared_ptr<Lease>& lease) {
   MutexLock lock(&mutex_);
   if (static_cast<std::int64_t>(leases_.size()) >= max_leases_) {
     return Error(Reason::kTooManyLeases,
@@ -60,7 +60,7 @@ absl::StatusOr<std::uint64_t> LeaseTable::Add(const std::string& name_space,
                              max_leases_));
   }
   const std::uint64_t id = next_id_++;
-  leases_.emplace(Key(name_space, id), std::move(lease));
+  leases_.emplace(Key(name_space, id), lease);
   return id;
 }
 

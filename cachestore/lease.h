@@ -62,7 +62,8 @@ class LeaseTable {
       : max_leases_(max_leases), clock_(clock), next_id_(first_id) {}
 
   // RESOURCE_EXHAUSTED past max_leases.
-  absl::StatusOr<std::uint64_t> Add(const std::string& name_space, std::shared_ptr<Lease> lease)
+  absl::StatusOr<std::uint64_t> Add(const std::string& name_space,
+                                    const std::shared_ptr<Lease>& lease)
       ABSL_LOCKS_EXCLUDED(mutex_);
   // ABORTED for what isn't a lease of this namespace, or no longer.
   absl::StatusOr<std::shared_ptr<Lease>> Find(const std::string& name_space, std::uint64_t id) const

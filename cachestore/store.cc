@@ -180,9 +180,9 @@ absl::StatusOr<LeaseGrant> Store::Acquire(const SequenceKey& key, absl::Duration
 absl::StatusOr<LeaseGrant> Store::Grant(const std::string& name_space,
                                         std::shared_ptr<Sequence> sequence, std::int64_t tokens,
                                         absl::Duration duration) {
-  auto lease =
+  const auto lease =
       std::make_shared<Lease>(std::move(sequence), tokens, clock_.Now() + duration, clock_);
-  KVT_ASSIGN_OR_RETURN(const std::uint64_t id, leases_.Add(name_space, std::move(lease)));
+  KVT_ASSIGN_OR_RETURN(const std::uint64_t id, leases_.Add(name_space, lease));
   return LeaseGrant{id, tokens, duration};
 }
 

@@ -85,7 +85,7 @@ absl::Status CheckPrompt(const Prompt& prompt, int hash_block_tokens, const std:
   }
   for (std::size_t i = 0; i < prompt.block_hashes.size(); ++i) {
     const std::string& hash = prompt.block_hashes[i];
-    if (hash.size() >= 1 && hash.size() <= kMaxBlockHashBytes) continue;
+    if (!hash.empty() && hash.size() <= kMaxBlockHashBytes) continue;
     return CheckSize(fmt::format("{}.block_hashes[{}]", field, i), hash, 1, kMaxBlockHashBytes);
   }
   std::int64_t before = -1;

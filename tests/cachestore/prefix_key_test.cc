@@ -132,7 +132,7 @@ TEST(PrefixKey, EachFieldAloneMakesAnother) {
 }
 
 TEST(PrefixKey, RefusesByField) {
-  const auto expect = [](Prompt prompt, const char* message) {
+  const auto expect = [](const Prompt& prompt, const char* message) {
     EXPECT_THAT(CheckPrompt(prompt, 4), Refuses(Reason::kInvalidField, HasSubstr(message)));
   };
   const Prompt base = TokensFrom(0, 9);  // two blocks and a token
