@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 
+#include <vector>
+
 #include "cachestore/base/errors.h"
 #include "cachestore/base/status_macros.h"
 

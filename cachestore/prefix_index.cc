@@ -89,9 +89,4 @@ PrefixIndex::Found PrefixIndex::FindAmong(absl::Span<const PrefixKey> keys, bool
   return {};
 }
 
-std::int64_t PrefixIndex::size() const {
-  MutexLock lock(&mutex_);
-  return static_cast<std::int64_t>(holders_.size());
-}
-
 }  // namespace kvtier::cachestore

@@ -42,8 +42,6 @@ class PrefixIndex {
   // The same of columns alone.
   Found FindColumn(absl::Span<const PrefixKey> keys) const ABSL_LOCKS_EXCLUDED(mutex_);
 
-  std::int64_t size() const ABSL_LOCKS_EXCLUDED(mutex_);
-
  private:
   // Keys are as good as random already.
   struct Hash {

@@ -82,7 +82,7 @@ Sequence::Sequence(SequenceKey key, std::shared_ptr<ModelEntry> model, const Seq
 Sequence::~Sequence() { Drop(absl::CancelledError("the store is going away")); }
 
 absl::StatusOr<AppendResult> Sequence::Claim(const std::shared_ptr<WriterClaim>& claim,
-                                             std::vector<PrefixKey> keys, absl::Time now) {
+                                             const std::vector<PrefixKey>& keys, absl::Time now) {
   EndedClaims ended;
   AppendResult standing;
   {
@@ -90,7 +90,7 @@ absl::StatusOr<AppendResult> Sequence::Claim(const std::shared_ptr<WriterClaim>&
     KVT_RETURN_IF_ERROR(CheckWritable(*claim));
     KVT_RETURN_IF_ERROR(CheckKeys(keys));
     KVT_RETURN_IF_ERROR(writers_.Add(claim, key_.id, ended));
-    TakeKeys(std::move(keys));
+    TakeKeys(keys);
     last_message_ = now;
     standing = Standing(claim->shard);
   }
@@ -301,11 +301,6 @@ void Sequence::Unhold() {
   if (--holds_ > 0 || state_ != SequenceState::kGone) return;
   LetGo();
   Report(0);
-}
-
-std::int64_t Sequence::holds() const {
-  MutexLock lock(&mutex_);
-  return holds_;
 }
 
 bool Sequence::Drop(const absl::Status& why) {

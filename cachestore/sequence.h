@@ -123,7 +123,7 @@ class Sequence : public std::enable_shared_from_this<Sequence> {
   // As WriterClaims::Add; the older ones end. `keys`: of the writer's prompt; FAILED_PRECONDITION
   // where they are of another prompt than the sequence's.
   absl::StatusOr<AppendResult> Claim(const std::shared_ptr<WriterClaim>& claim,
-                                     std::vector<PrefixKey> keys, absl::Time now)
+                                     const std::vector<PrefixKey>& keys, absl::Time now)
       ABSL_LOCKS_EXCLUDED(mutex_);
   // An open sequence that holds nothing goes with its last writer. Whether it is gone.
   bool Leave(const std::shared_ptr<WriterClaim>& claim) ABSL_LOCKS_EXCLUDED(mutex_);
@@ -139,7 +139,6 @@ class Sequence : public std::enable_shared_from_this<Sequence> {
   // or is gone.
   absl::StatusOr<std::int64_t> Hold(std::int64_t tokens) ABSL_LOCKS_EXCLUDED(mutex_);
   void Unhold() ABSL_LOCKS_EXCLUDED(mutex_);
-  std::int64_t holds() const ABSL_LOCKS_EXCLUDED(mutex_);
 
   // Gone from now on. It lets go of everything held once nobody has a hold on it; what readers
   // pinned goes when they do. `why` ends the live writers. False if it was gone.
@@ -207,7 +206,7 @@ class Sequence : public std::enable_shared_from_this<Sequence> {
   bool StandTogether() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status CheckKeys(const std::vector<PrefixKey>& keys) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  void TakeKeys(std::vector<PrefixKey> keys) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void TakeKeys(const std::vector<PrefixKey>& keys) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   std::int64_t BlocksIn(std::int64_t tokens) const;
   std::int64_t PathTokens() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Span<const PrefixKey> KeysIn(std::int64_t begin, std::int64_t end) const

@@ -42,10 +42,10 @@ absl::Status Sequence::CheckKeys(const std::vector<PrefixKey>& keys) const {
   return absl::OkStatus();
 }
 
-void Sequence::TakeKeys(std::vector<PrefixKey> keys) {
+void Sequence::TakeKeys(const std::vector<PrefixKey>& keys) {
   if (keys.size() <= keys_.size()) return;
   // Columns that are there already were made without: they stay as they are.
-  keys_ = std::move(keys);
+  keys_ = keys;
   Publish();
 }
 

@@ -38,6 +38,13 @@ absl::StatusOr<Shard> ResolveShard(Shard shard, const Model& model) {
   return shard;
 }
 
+absl::StatusOr<std::vector<PrefixKey>> KeysOf(const Model& model, const std::string& name_space,
+                                              const Prompt& prompt) {
+  const int block_tokens = model.request.spec.hash_block_tokens;
+  KVT_RETURN_IF_ERROR(CheckPrompt(prompt, block_tokens));
+  return PrefixKeysOf(name_space, model.id, block_tokens, prompt);
+}
+
 absl::Status NotHeld(const SequenceKey& key) {
   return Error(
       Reason::kUnknownSequence,
@@ -82,10 +89,8 @@ absl::StatusOr<std::shared_ptr<ModelEntry>> Store::RegisterModel(ModelRequest re
 absl::StatusOr<std::unique_ptr<Writer>> Store::OpenWriter(WriterRequest request) {
   KVT_ASSIGN_OR_RETURN(const std::shared_ptr<ModelEntry> model, models_.Find(request.model_id));
   KVT_ASSIGN_OR_RETURN(const Shard shard, ResolveShard(request.shard, model->model()));
-  const int block_tokens = model->model().request.spec.hash_block_tokens;
-  KVT_RETURN_IF_ERROR(CheckPrompt(request.prompt, block_tokens));
-  const std::vector<PrefixKey> keys =
-      PrefixKeysOf(request.key.name_space, request.model_id, block_tokens, request.prompt);
+  KVT_ASSIGN_OR_RETURN(const std::vector<PrefixKey> keys,
+                       KeysOf(model->model(), request.key.name_space, request.prompt));
   auto claim = std::make_shared<WriterClaim>();
   claim->shard = shard;
   claim->epoch = request.epoch;
@@ -150,8 +155,8 @@ absl::StatusOr<LeaseGrant> Store::Acquire(const std::string& name_space,
   KVT_ASSIGN_OR_RETURN(duration, CheckDuration(duration));
   KVT_ASSIGN_OR_RETURN(const std::shared_ptr<ModelEntry> model, models_.Find(model_id));
   const int block_tokens = model->model().request.spec.hash_block_tokens;
-  KVT_RETURN_IF_ERROR(CheckPrompt(prompt, block_tokens));
-  const std::vector<PrefixKey> all = PrefixKeysOf(name_space, model_id, block_tokens, prompt);
+  KVT_ASSIGN_OR_RETURN(const std::vector<PrefixKey> all,
+                       KeysOf(model->model(), name_space, prompt));
   absl::Span<const PrefixKey> keys(all);
   while (!keys.empty()) {
     PrefixIndex::Found found = index_.Find(keys);
@@ -288,9 +293,10 @@ int Store::ReclaimAbandoned() {
     MutexLock lock(&mutex_);
     for (const auto& [key, sequence] : sequences_) all.push_back(sequence);
   }
+  const absl::Time now = clock_.Now();
   int reclaimed = 0;
   for (const std::shared_ptr<Sequence>& sequence : all) {
-    if (!sequence->DropIdle(clock_.Now(), options_.open_sequence_deadline)) continue;
+    if (!sequence->DropIdle(now, options_.open_sequence_deadline)) continue;
     Forget(sequence);
     ++reclaimed;
   }

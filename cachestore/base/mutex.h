@@ -6,7 +6,7 @@
 
 namespace kvtier::cachestore {
 
-// std::mutex with the annotations that clang's -Wthread-safety checks. Not Mutex: the
+// std::mutex with the annotations that clang's -Wthread-safety checks. Not absl::Mutex: the
 // distribution's was built without the thread sanitizer, which then sees none of its locks.
 class ABSL_LOCKABLE Mutex {
  public:

@@ -119,10 +119,11 @@ PrefixKey RootKeyOf(const std::string& name_space, const std::string& model_id,
 
 std::vector<PrefixKey> PrefixKeysOf(const std::string& name_space, const std::string& model_id,
                                     int hash_block_tokens, const Prompt& prompt) {
-  Hasher hasher;
-  PrefixKey key = RootKey(hasher, name_space, model_id, prompt);
   const std::int64_t blocks = BlocksOf(prompt, hash_block_tokens);
   std::vector<PrefixKey> keys;
+  if (blocks == 0) return keys;  // as of every stream that says no prompt
+  Hasher hasher;
+  PrefixKey key = RootKey(hasher, name_space, model_id, prompt);
   keys.reserve(static_cast<std::size_t>(blocks));
   auto extra = prompt.extra_keys.begin();
   for (std::int64_t block = 0; block < blocks; ++block) {
