@@ -9,7 +9,8 @@ namespace kvtier::cachestore {
 
 Allocation::~Allocation() {
   if (arena_ == nullptr) return;
-  if (account_ != nullptr) account_->Add({-use_, -size_});
+  if (owner_.model != nullptr) owner_.model->Add({-use_, -size_});
+  if (owner_.name_space != nullptr) owner_.name_space->Add({-use_, -size_});
   arena_->Free(data_, size_, use_);
 }
 
@@ -17,7 +18,8 @@ void Allocation::Hold(const MemoryUse& delta) {
   use_ += delta;
   KVT_CHECK(use_.total() >= 0 && use_.total() <= size_);
   arena_->Account(delta);
-  if (account_ != nullptr) account_->Add({delta, 0});
+  if (owner_.model != nullptr) owner_.model->Add({delta, 0});
+  if (owner_.name_space != nullptr) owner_.name_space->Add({delta, 0});
 }
 
 Arena::Arena(std::byte* slab, std::int64_t bytes) : slab_(slab), bytes_(bytes) {
@@ -25,22 +27,26 @@ Arena::Arena(std::byte* slab, std::int64_t bytes) : slab_(slab), bytes_(bytes) {
   InsertFree(0, bytes / kAlignment * kAlignment);
 }
 
-Allocation Arena::Allocate(std::int64_t bytes, MemoryAccount* account) {
+Allocation Arena::Allocate(std::int64_t bytes, const MemoryOwner& owner) {
   KVT_CHECK(bytes > 0);
   const Size size = AlignUp(bytes);
+  if (owner.name_space != nullptr && !owner.name_space->Take(size)) return {};
   MutexLock lock(&mutex_);
   const auto fit = free_by_size_.lower_bound({size, 0});
-  if (fit == free_by_size_.end()) return {};
+  if (fit == free_by_size_.end()) {
+    if (owner.name_space != nullptr) owner.name_space->Give(size);
+    return {};
+  }
   const auto [piece, offset] = *fit;
   EraseFree(free_by_offset_.find(offset));
   if (piece > size) InsertFree(offset + size, piece - size);
   allocated_ += size;
   Allocation allocation;
   allocation.arena_ = this;
-  allocation.account_ = account;
+  allocation.owner_ = owner;
   allocation.data_ = slab_ + offset;
   allocation.size_ = size;
-  if (account != nullptr) account->Add({{}, size});
+  if (owner.model != nullptr) owner.model->Add({{}, size});
   return allocation;
 }
 

@@ -15,15 +15,15 @@ namespace kvtier::cachestore {
 
 class Arena;
 
-// Memory of the budget; given back when this goes. Move-only; must not outlive its arena and its
-// account. Not thread-safe by itself.
+// Memory of the budget; given back when this goes. Move-only; must not outlive its arena. Not
+// thread-safe by itself.
 class [[nodiscard]] Allocation {
  public:
   Allocation() = default;
   Allocation(Allocation&& other) noexcept { *this = std::move(other); }
   Allocation& operator=(Allocation&& other) noexcept {
     std::swap(arena_, other.arena_);
-    std::swap(account_, other.account_);
+    std::swap(owner_, other.owner_);
     std::swap(data_, other.data_);
     std::swap(size_, other.size_);
     std::swap(use_, other.use_);
@@ -43,7 +43,7 @@ class [[nodiscard]] Allocation {
   friend class Arena;
 
   Arena* arena_ = nullptr;
-  MemoryAccount* account_ = nullptr;
+  MemoryOwner owner_;
   std::byte* data_ = nullptr;
   std::int64_t size_ = 0;
   MemoryUse use_;
@@ -57,9 +57,9 @@ class Arena {
   Arena(const Arena&) = delete;
   Arena& operator=(const Arena&) = delete;
 
-  // An empty Allocation when no free piece is large enough. `bytes` is rounded up to kAlignment and
-  // stands in `account`, too, where there is one.
-  Allocation Allocate(std::int64_t bytes, MemoryAccount* account = nullptr)
+  // An empty Allocation when no free piece is large enough, or the owner may not have so much.
+  // `bytes` is rounded up to kAlignment.
+  Allocation Allocate(std::int64_t bytes, const MemoryOwner& owner = {})
       ABSL_LOCKS_EXCLUDED(mutex_);
 
   // Sums to budget() exactly.

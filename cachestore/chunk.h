@@ -1,27 +1,13 @@
 #pragma once
 
-#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <vector>
 
+#include "cachestore/shard.h"
 #include "kernels/codec_run.h"
 
 namespace kvtier::cachestore {
-
-// A range of a model's layers and KV heads: what one append stream sends. Of a layer that has fewer
-// heads than end_head(), those it has.
-struct Shard {
-  int first_layer = 0;
-  int num_layers = 0;
-  int first_head = 0;
-  int num_heads = 0;
-
-  constexpr int end_layer() const { return first_layer + num_layers; }
-  constexpr int end_head() const { return first_head + num_heads; }
-  constexpr int EndHeadIn(int layer_heads) const { return std::min(end_head(), layer_heads); }
-  constexpr int HeadsIn(int layer_heads) const { return EndHeadIn(layer_heads) - first_head; }
-};
 
 // Tokens that come as codes: whole final parts of the shard's heads (docs/page_format.md), of
 // consecutive pages. `begin` and `end` count the chunk's tokens.

@@ -1,29 +1,44 @@
 #include "cachestore/column.h"
 
 #include <algorithm>
+#include <cstring>
 #include <utility>
 
 #include "cachestore/prefix_index.h"
 
 namespace kvtier::cachestore {
+namespace {
+
+// The last key stands for all tokens so far, and is as good as random.
+std::uint64_t ContentOf(const std::vector<PrefixKey>& keys) {
+  std::uint64_t content = 0;
+  if (!keys.empty()) std::memcpy(&content, keys.back().data(), sizeof content);
+  return content;
+}
+
+}  // namespace
 
 std::shared_ptr<Column> Column::Make(std::shared_ptr<const Column> before,
                                      std::vector<Layer> layers, std::vector<PrefixKey> keys,
-                                     ModelEntry& model, PrefixIndex& index) {
+                                     const Owner& owner, const SequenceHome& home,
+                                     EvictionNode& end) {
   std::shared_ptr<Column> column(
-      new Column(std::move(before), std::move(layers), std::move(keys), model, index));
-  index.Add(column->keys_, column.get());
+      new Column(std::move(before), std::move(layers), std::move(keys), owner, home));
+  home.evictor.AddColumn(column->node_, end);
+  home.index.Add(column->keys_, column.get());
   return column;
 }
 
 Column::Column(std::shared_ptr<const Column> before, std::vector<Layer> layers,
-               std::vector<PrefixKey> keys, ModelEntry& model, PrefixIndex& index)
+               std::vector<PrefixKey> keys, const Owner& owner, const SequenceHome& home)
     : before_(std::move(before)),
       page_(before_ == nullptr ? 0 : before_->page_ + 1),
       layers_(std::move(layers)),
       keys_(std::move(keys)),
-      model_(model),
-      index_(index) {
+      owner_(owner),
+      index_(home.index),
+      evictor_(home.evictor),
+      node_(owner.name_space->candidates, ContentOf(keys_)) {
   for (const Layer& layer : layers_) {
     for (const auto& part : {layer.k, layer.v}) {
       if (part == nullptr) continue;
@@ -31,15 +46,16 @@ Column::Column(std::shared_ptr<const Column> before, std::vector<Layer> layers,
       saturated_ += part->saturated_values();
     }
   }
-  model_.Add({.tokens_held = model_.model().page_tokens});
+  owner_.model->Add({.tokens_held = owner_.model->model().page_tokens});
 }
 
 Column::~Column() {
   index_.Remove(keys_, this);
-  model_.Add({.tokens_held = -model_.model().page_tokens});
+  evictor_.Remove(node_);
+  owner_.model->Add({.tokens_held = -owner_.model->model().page_tokens});
 }
 
-std::int64_t Column::end_token() const { return (page_ + 1) * model_.model().page_tokens; }
+std::int64_t Column::end_token() const { return (page_ + 1) * owner_.model->model().page_tokens; }
 
 Path::Path(std::shared_ptr<const Column> last) {
   for (; last != nullptr; last = last->before()) columns_.push_back(last);

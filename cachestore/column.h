@@ -4,13 +4,12 @@
 #include <memory>
 #include <vector>
 
+#include "cachestore/eviction/evictor.h"
+#include "cachestore/home.h"
 #include "cachestore/model/prefix_key.h"
-#include "cachestore/model_registry.h"
 #include "cachestore/part.h"
 
 namespace kvtier::cachestore {
-
-class PrefixIndex;
 
 // One page of every layer, final, behind the pages before it: what sequences that begin alike
 // share. Whoever holds a column holds, by its `before`, all of a prefix. Immutable. Thread-safe.
@@ -22,10 +21,12 @@ class Column : public std::enable_shared_from_this<Column> {
   };
 
   // Is found under `keys`, those of the hash blocks that end in it, until it goes. `before`: null
-  // for page 0. `index` and `model` must outlive it.
+  // for page 0. `home` must outlive what it points to. Whoever holds it has to see to it that it
+  // isn't evicted meanwhile: `end` of its maker stands behind it.
   static std::shared_ptr<Column> Make(std::shared_ptr<const Column> before,
                                       std::vector<Layer> layers, std::vector<PrefixKey> keys,
-                                      ModelEntry& model, PrefixIndex& index);
+                                      const Owner& owner, const SequenceHome& home,
+                                      EvictionNode& end);
   ~Column();
   Column(const Column&) = delete;
   Column& operator=(const Column&) = delete;
@@ -37,17 +38,20 @@ class Column : public std::enable_shared_from_this<Column> {
   const std::vector<PrefixKey>& keys() const { return keys_; }
   const MemoryHeld& held() const { return held_; }
   std::int64_t saturated_values() const { return saturated_; }
+  EvictionNode& node() const { return node_; }
 
  private:
   Column(std::shared_ptr<const Column> before, std::vector<Layer> layers,
-         std::vector<PrefixKey> keys, ModelEntry& model, PrefixIndex& index);
+         std::vector<PrefixKey> keys, const Owner& owner, const SequenceHome& home);
 
   const std::shared_ptr<const Column> before_;
   const std::int64_t page_;
   const std::vector<Layer> layers_;
   const std::vector<PrefixKey> keys_;
-  ModelEntry& model_;
+  const Owner owner_;
   PrefixIndex& index_;
+  Evictor& evictor_;
+  mutable EvictionNode node_;
   MemoryHeld held_;
   std::int64_t saturated_ = 0;
 };
@@ -73,6 +77,10 @@ class Path {
   }
   std::shared_ptr<const Column> last() const {
     return columns_.empty() ? nullptr : columns_.back();
+  }
+  // Of the last of its first pages; null for none.
+  EvictionNode* NodeAt(std::int64_t pages) const {
+    return pages == 0 ? nullptr : &(*this)[pages - 1].node();
   }
   void Add(std::shared_ptr<const Column> column) { columns_.push_back(std::move(column)); }
   void CutTo(std::int64_t pages) {

@@ -33,6 +33,13 @@ class HolderSet {
     return true;
   }
 
+  template <class F>
+  void ForEach(F f) const {
+    if (one_ != nullptr) f(one_);
+    if (more_ == nullptr) return;
+    for (T* holder : *more_) f(holder);
+  }
+
   // The first for which `lock` gives something, as that; else null.
   template <class F>
   auto FirstOf(F lock) const {

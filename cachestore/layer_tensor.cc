@@ -20,13 +20,29 @@ kernels::Codec SourceCodec(ElementType source) {
 }  // namespace
 
 absl::StatusOr<Allocation> LayerTensor::Memory::Take(std::int64_t bytes) const {
-  Allocation taken = arena.Allocate(bytes, &account);
+  Allocation taken = arena.Allocate(bytes, owner);
   if (taken) return taken;
-  return Error(
-      Reason::kBudget,
-      fmt::format("the memory budget of {} bytes is full: {} are free, {} more are needed; remove "
-                  "sequences or start with more memory",
-                  arena.budget(), arena.Snapshot().free, bytes));
+  KVT_RETURN_IF_ERROR(Check(bytes));
+  return Error(Reason::kBudget,
+               fmt::format("of the memory budget of {} bytes {} are free, but not {} in one piece",
+                           arena.budget(), arena.Snapshot().free, bytes));
+}
+
+absl::Status LayerTensor::Memory::Check(std::int64_t bytes) const {
+  const std::int64_t quota = owner.name_space->quota();
+  if (const std::int64_t held = owner.name_space->held().allocated; bytes > quota - held) {
+    return Error(Reason::kQuota,
+                 fmt::format("the namespace's quota of {} bytes is full: {} are held, {} more are "
+                             "needed; remove sequences or raise the quota",
+                             quota, held, bytes));
+  }
+  if (const std::int64_t free = arena.Snapshot().free; bytes > free) {
+    return Error(Reason::kBudget,
+                 fmt::format("the memory budget of {} bytes is full: {} are free, {} more are "
+                             "needed; remove sequences or start with more memory",
+                             arena.budget(), free, bytes));
+  }
+  return absl::OkStatus();
 }
 
 struct LayerTensor::HeadQueue {
@@ -50,25 +66,34 @@ struct LayerTensor::HeadQueue {
   }
 };
 
-absl::StatusOr<LayerTensor::Growth> LayerTensor::Reserve(absl::Span<const HeadAdvance> heads,
-                                                         const Memory& memory) const {
-  Growth growth;
+LayerTensor::Need LayerTensor::NeedOf(absl::Span<const HeadAdvance> heads) const {
+  if (model_->dim() == 0) return {};
   std::int64_t pages = end_page();
   bool writes_residual = false;
   for (const HeadAdvance& head : heads) {
-    const std::int64_t codes = CodeTokens(head.to);
+    const std::int64_t codes = CodeTokens(head.head, head.to);
     pages = std::max(pages, (codes + model_->layout.page_tokens - 1) / model_->layout.page_tokens);
     // A block that was begun is filled up in the residual before it's encoded.
-    writes_residual |= head.to > codes || ResidualTokens(head.from) > 0;
+    writes_residual |= head.to > codes || ResidualTokens(head.head, head.from) > 0;
   }
-  for (std::int64_t page = end_page(); page < pages; ++page) {
+  return {.pages = pages - end_page(),
+          .slot = slot_ == nullptr ? model_->residual.capacity() > 0
+                                   : writes_residual && slot_->shared()};
+}
+
+std::int64_t LayerTensor::BytesOf(const Need& need) const {
+  return need.pages * model_->layout.bytes + (need.slot ? model_->residual_slot_bytes() : 0);
+}
+
+absl::StatusOr<LayerTensor::Growth> LayerTensor::Reserve(const Need& need,
+                                                         const Memory& memory) const {
+  Growth growth;
+  for (std::int64_t page = 0; page < need.pages; ++page) {
     KVT_ASSIGN_OR_RETURN(Allocation bytes, memory.Take(model_->layout.bytes));
     growth.parts.push_back(
         std::make_shared<Part>(std::move(bytes), *model_, side_, k_before_rope_, memory.device));
   }
-  const bool takes_slot =
-      slot_ == nullptr ? model_->residual.capacity() > 0 : writes_residual && slot_->shared();
-  if (takes_slot) {
+  if (need.slot) {
     KVT_ASSIGN_OR_RETURN(Allocation bytes, memory.Take(model_->residual_slot_bytes()));
     growth.slot = std::make_shared<ResidualSlot>(std::move(bytes), *model_);
   }
@@ -94,8 +119,8 @@ void LayerTensor::Queue(absl::Span<const HeadAdvance> heads, const SourceTensor&
                         std::int64_t first_token, Batches& batches) {
   for (const HeadAdvance& head : heads) {
     const HeadQueue queue{head, source, first_token};
-    const std::int64_t codes_before = CodeTokens(head.from);
-    const std::int64_t codes = CodeTokens(head.to);
+    const std::int64_t codes_before = CodeTokens(head.head, head.from);
+    const std::int64_t codes = CodeTokens(head.head, head.to);
     // Codes up to here come from the residual: what it holds, and the block that it has begun.
     const std::int64_t in_residual =
         std::min(codes, origin_ + AlignUp(head.from - origin_, model_->residual.block));
@@ -189,8 +214,8 @@ void LayerTensor::Settle(absl::Span<const HeadAdvance> heads, std::int64_t resid
                          Device& device) {
   const PartLayout& layout = model_->layout;
   for (const HeadAdvance& head : heads) {
-    std::int64_t begin = CodeTokens(head.from);
-    const std::int64_t end = CodeTokens(head.to);
+    std::int64_t begin = CodeTokens(head.head, head.from);
+    const std::int64_t end = CodeTokens(head.head, head.to);
     while (begin < end) {
       const std::int64_t page = begin / layout.page_tokens;
       const std::int64_t page_end = (page + 1) * layout.page_tokens;
@@ -222,8 +247,8 @@ void LayerTensor::Pin(std::int64_t end_token, absl::Span<const std::int64_t> rec
     pins.parts.push_back({.part = part, .final = part->final()});
   }
   bool reads_residual = false;
-  for (const std::int64_t tokens : received) {
-    pins.code_tokens.push_back(CodeTokens(tokens));
+  for (std::size_t head = 0; head < received.size(); ++head) {
+    pins.code_tokens.push_back(CodeTokens(static_cast<int>(head), received[head]));
     reads_residual |= pins.code_tokens.back() < end_token;
   }
   if (reads_residual) pins.residual = ResidualPin(slot_);
@@ -243,6 +268,12 @@ std::vector<std::shared_ptr<Part>> LayerTensor::TakePages(std::int64_t pages) {
   first_page_ += pages;
   for (const auto& part : taken) held_ -= part->held();
   return taken;
+}
+
+std::int64_t LayerTensor::CopyBytes() const {
+  const auto filling =
+      std::count_if(parts_.begin(), parts_.end(), [](const auto& part) { return !part->final(); });
+  return BytesOf({.pages = filling, .slot = slot_ != nullptr});
 }
 
 absl::StatusOr<LayerTensor> LayerTensor::Copy(const Memory& memory) const {

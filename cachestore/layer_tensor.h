@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <memory>
 #include <vector>
@@ -55,11 +56,13 @@ class LayerTensor {
   // Where memory comes from, and whom it is put down to.
   struct Memory {
     Arena& arena;
-    MemoryAccount& account;
+    const MemoryOwner owner;
     Device& device;
 
-    // RESOURCE_EXHAUSTED when the arena has no such piece.
+    // RESOURCE_EXHAUSTED when the arena has no such piece, or the owner may not have it.
     absl::StatusOr<Allocation> Take(std::int64_t bytes) const;
+    // The same where so much is not free altogether.
+    absl::Status Check(std::int64_t bytes) const;
   };
 
   // Memory that an append will need, taken beforehand so that the append itself can't fail
@@ -71,8 +74,15 @@ class LayerTensor {
     // will be needed again, and pages would have cut up its place meanwhile.
     std::shared_ptr<ResidualSlot> slot;
   };
-  // RESOURCE_EXHAUSTED when the arena has not enough; nothing is taken then.
-  absl::StatusOr<Growth> Reserve(absl::Span<const HeadAdvance> heads, const Memory& memory) const;
+  // What of it an append needs.
+  struct Need {
+    std::int64_t pages = 0;
+    bool slot = false;
+  };
+  Need NeedOf(absl::Span<const HeadAdvance> heads) const;
+  std::int64_t BytesOf(const Need& need) const;
+  // RESOURCE_EXHAUSTED as Memory::Take; nothing is taken then.
+  absl::StatusOr<Growth> Reserve(const Need& need, const Memory& memory) const;
 
   // An append in three batches that must run in this order: tokens that complete a residual block
   // go to the residual; full units become codes; what stays residual is kept.
@@ -115,13 +125,33 @@ class LayerTensor {
 
   // Another that goes on from here by itself: what may still be written is copied.
   absl::StatusOr<LayerTensor> Copy(const Memory& memory) const;
+  // What that takes.
+  std::int64_t CopyBytes() const;
 
-  // Of `received` tokens those that are codes, and those that are not.
-  std::int64_t CodeTokens(std::int64_t received) const {
-    return model_->residual.CodeTokens(received, origin_);
+  // Where it is to end: before `token`, which lies in `column` where it lies in one.
+  struct CutPoint {
+    std::int64_t token = 0;
+    std::shared_ptr<const Part> column;
+  };
+  // OUT_OF_RANGE where that would cut a group of codes.
+  absl::Status CheckCut(const CutPoint& cut, absl::Span<const std::int64_t> received) const;
+  // The page that the cut goes through, as it is to be filled on, where others have it as it is:
+  // what that takes, and what came of it.
+  std::int64_t CutBytes(const CutPoint& cut, absl::Span<const std::int64_t> received) const;
+  absl::StatusOr<std::shared_ptr<Part>> ReserveCut(const CutPoint& cut,
+                                                   absl::Span<const std::int64_t> received,
+                                                   const Memory& memory) const;
+  // Ends it there. `received`: before. What is codes stays codes.
+  void Truncate(const CutPoint& cut, absl::Span<const std::int64_t> received,
+                std::shared_ptr<Part> copy, Device& device);
+
+  // Of `received` tokens of a head those that are codes, and those that are not.
+  std::int64_t CodeTokens(int head, std::int64_t received) const {
+    const std::int64_t codes = model_->residual.CodeTokens(received, origin_);
+    return frozen_.empty() ? codes : std::max(codes, frozen_[static_cast<std::size_t>(head)]);
   }
-  std::int64_t ResidualTokens(std::int64_t received) const {
-    return received - CodeTokens(received);
+  std::int64_t ResidualTokens(int head, std::int64_t received) const {
+    return received - CodeTokens(head, received);
   }
   std::int64_t origin() const { return origin_; }
 
@@ -140,6 +170,11 @@ class LayerTensor {
                   std::vector<EncodeJob>& jobs);
   void QueueStored(const HeadQueue& queue, std::int64_t begin, std::int64_t end, Batches& batches);
   void HoldResidual(std::int64_t tokens);
+  // The page that holds codes on both sides of the cut; null where none does.
+  std::shared_ptr<const Part> PartCut(const CutPoint& cut,
+                                      absl::Span<const std::int64_t> received) const;
+  std::vector<std::int64_t> CodesOf(absl::Span<const std::int64_t> received) const;  // by head
+  bool CopiesCut(const CutPoint& cut, absl::Span<const std::int64_t> received) const;
   Part& PartAt(std::int64_t page) const {
     return *parts_[static_cast<std::size_t>(page - first_page_)];
   }
@@ -150,6 +185,9 @@ class LayerTensor {
   bool k_before_rope_;
   std::int64_t first_page_;
   std::int64_t origin_;
+  // Of each head, how many tokens were codes when it was truncated: they stay codes. Empty if it
+  // never was.
+  std::vector<std::int64_t> frozen_;
   std::vector<std::shared_ptr<Part>> parts_;  // from first_page_
   std::shared_ptr<ResidualSlot> slot_;
   std::int64_t residual_tokens_ = 0;  // over all heads

@@ -33,6 +33,28 @@ Part::Part(Allocation memory, const Part& other, Device& device)
   memory_.Hold(other.memory_.held().use);
 }
 
+void Part::Cut(std::int64_t token, absl::Span<const std::int64_t> codes, Device& device) {
+  if (final_) {
+    std::vector<std::byte> start(static_cast<std::size_t>(layout().header_use()));
+    device.Fetch(start.data(), memory_.data(), layout().header_use());
+    for (int head = 0; head < layout().heads; ++head)
+      saturated_.push_back(EntryOf(start.data(), head).saturated);
+    final_ = false;
+  }
+  finished_heads_ = 0;
+  header_.tokens = 0;
+  header_.checksum = 0;
+  device.Write(memory_.data(), &header_, kPartHeaderBytes);
+  for (int head = 0; head < layout().heads; ++head) {
+    WriteEntry(head, {.scale = ScaleOf(head)}, device);
+    const std::int64_t units =
+        (codes[static_cast<std::size_t>(head)] - token) / layout().unit_tokens;
+    if (units <= 0) continue;
+    device.Zero(UnitAt(head, token), units * layout().unit.total());
+    Hold(-units);
+  }
+}
+
 void Part::Hold(std::int64_t units) {
   memory_.Hold({.codes = units * layout().unit.codes, .scales = units * layout().unit.scales});
 }

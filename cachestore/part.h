@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/types/span.h"
 #include "cachestore/arena.h"
 #include "cachestore/device/device.h"
 #include "cachestore/model/model.h"
@@ -23,6 +24,11 @@ class Part {
   Part(Allocation memory, const TensorModel& model, Side side, bool k_before_rope, Device& device);
   // A copy that goes on by itself.
   Part(Allocation memory, const Part& other, Device& device);
+
+  // Its tokens from `token` on go, of which `codes[head]` were codes, and it is filling again. What
+  // has been counted as saturated stays counted, though it may be among them. Nobody may have it
+  // pinned.
+  void Cut(std::int64_t token, absl::Span<const std::int64_t> codes, Device& device);
 
   Side side() const { return header_.side; }
   bool k_before_rope() const { return header_.k_before_rope != 0; }

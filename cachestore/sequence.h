@@ -12,8 +12,8 @@
 #include "cachestore/base/mutex.h"
 #include "cachestore/chunk.h"
 #include "cachestore/column.h"
+#include "cachestore/home.h"
 #include "cachestore/layer_tensor.h"
-#include "cachestore/model_registry.h"
 #include "cachestore/prefix_index.h"
 #include "cachestore/writer_claims.h"
 
@@ -30,6 +30,8 @@ struct SequenceKey {
 };
 
 enum class SequenceState { kOpen, kSealed, kGone };
+
+enum class PinKind { kSoft, kHard };
 
 struct AppendResult {
   std::int64_t received_tokens = 0;   // least over the claim's layers and heads
@@ -53,6 +55,7 @@ struct SequenceDescription {
   std::shared_ptr<const ModelEntry> model;
   SequenceState state = SequenceState::kOpen;
   std::int64_t committed_tokens = 0;
+  std::int64_t evicted_tokens = 0;  // that were committed behind these when it was sealed
   MemoryHeld held;
   std::int64_t saturated_values = 0;
   std::vector<LayerDescription> layers;  // only where asked for
@@ -84,13 +87,6 @@ struct SequencePins {
   std::vector<Layer> layers;  // of the shard
 };
 
-// What a store's sequences live in and from.
-struct SequenceHome {
-  Arena& arena;
-  Device& device;
-  PrefixIndex& index;
-};
-
 // What a sequence begins with: columns of others, and the keys of its prompt's hash blocks, where
 // they are known. One for a reader of that alone is sealed at once and counts nowhere.
 struct SequenceStart {
@@ -113,12 +109,13 @@ struct SequenceFork {
 // half an append.
 class Sequence : public std::enable_shared_from_this<Sequence> {
  public:
-  Sequence(SequenceKey key, std::shared_ptr<ModelEntry> model, const SequenceHome& home,
-           absl::Time now, SequenceStart start = {});
+  Sequence(SequenceKey key, Owner owner, const SequenceHome& home, absl::Time now,
+           SequenceStart start = {});
   ~Sequence();
 
   const SequenceKey& key() const { return key_; }
-  const ModelEntry& model() const { return *model_; }
+  const ModelEntry& model() const { return *owner_.model; }
+  const Owner& owner() const { return owner_; }
 
   // As WriterClaims::Add; the older ones end. `keys`: of the writer's prompt; FAILED_PRECONDITION
   // where they are of another prompt than the sequence's.
@@ -128,17 +125,35 @@ class Sequence : public std::enable_shared_from_this<Sequence> {
   // An open sequence that holds nothing goes with its last writer. Whether it is gone.
   bool Leave(const std::shared_ptr<WriterClaim>& claim) ABSL_LOCKS_EXCLUDED(mutex_);
 
-  // All of the chunk or nothing of it. A device that fails half-way ends the sequence.
-  absl::StatusOr<AppendResult> Append(const WriterClaim& claim, const Chunk& chunk, absl::Time now)
-      ABSL_LOCKS_EXCLUDED(mutex_);
+  // All of the chunk or nothing of it. A device that fails half-way ends the sequence. `needed`:
+  // the memory that it takes, where that is not there.
+  absl::StatusOr<AppendResult> Append(const WriterClaim& claim, const Chunk& chunk, absl::Time now,
+                                      std::int64_t& needed) ABSL_LOCKS_EXCLUDED(mutex_);
 
   absl::Status Seal(std::int64_t tokens) ABSL_LOCKS_EXCLUDED(mutex_);
+
+  // Cuts an open sequence to `tokens` tokens, which every layer and head must have, inside no group
+  // of codes; what is codes stays codes. `epoch` as a writer's: those of the same or a lower one
+  // end. Where somebody has a hold on what it cuts off, it does nothing but `copies`: a fork of it
+  // has to be cut in its stead.
+  absl::Status Truncate(std::int64_t tokens, std::uint64_t epoch, absl::Time now, bool& copies,
+                        std::int64_t& needed) ABSL_LOCKS_EXCLUDED(mutex_);
+  // One that is as this is, without its writers and without a name, to take its place.
+  absl::StatusOr<std::shared_ptr<Sequence>> Successor(absl::Time now, std::int64_t& needed)
+      ABSL_LOCKS_EXCLUDED(mutex_);
 
   // A hold on its first `tokens` tokens: they stay readable, after it is dropped as well, until the
   // hold is given back. -1: of all that is committed. How many; NOT_FOUND where it has not so many,
   // or is gone.
   absl::StatusOr<std::int64_t> Hold(std::int64_t tokens) ABSL_LOCKS_EXCLUDED(mutex_);
   void Unhold() ABSL_LOCKS_EXCLUDED(mutex_);
+
+  // A reader's sequence of its columns; null where there are none, or it is such a one itself.
+  std::shared_ptr<Sequence> Columns(absl::Time now) const ABSL_LOCKS_EXCLUDED(mutex_);
+  // It isn't evicted until the pin is given back, or only after all that isn't pinned. How many
+  // tokens it has now; NOT_FOUND where it is gone.
+  absl::StatusOr<std::int64_t> AddPin(PinKind kind) ABSL_LOCKS_EXCLUDED(mutex_);
+  void RemovePin(PinKind kind) ABSL_LOCKS_EXCLUDED(mutex_);
 
   // Gone from now on. It lets go of everything held once nobody has a hold on it; what readers
   // pinned goes when they do. `why` ends the live writers. False if it was gone.
@@ -148,12 +163,21 @@ class Sequence : public std::enable_shared_from_this<Sequence> {
   // The same, only for an open sequence that has had no message for `deadline`. Whether it was.
   bool DropIdle(absl::Time now, absl::Duration deadline) ABSL_LOCKS_EXCLUDED(mutex_);
 
-  // Another sequence, open, that begins as this one does. At the length where all layers and heads
-  // stand it is exact, with copies of what is not in columns; before, it has the whole columns of
-  // `tokens` only. -1: to the committed length. OUT_OF_RANGE past that; RESOURCE_EXHAUSTED when the
-  // budget has no room for the copies.
-  absl::StatusOr<SequenceFork> Fork(SequenceKey key, std::int64_t tokens, absl::Time now) const
-      ABSL_LOCKS_EXCLUDED(mutex_);
+  // Lets go of what the evictor took of it: its end, the column before that, ... What it lost; with
+  // its last token it is gone.
+  struct Loss {
+    std::int64_t tokens = 0;
+    bool gone = false;
+  };
+  Loss LoseEvicted() ABSL_LOCKS_EXCLUDED(mutex_);
+
+  // By one who has a hold on it: another sequence, open, that begins as this one does. At the
+  // length where all layers and heads stand it is exact, with copies of what is not in columns;
+  // before, it has the whole columns of `tokens` only. -1: to the committed length. OUT_OF_RANGE
+  // past that; RESOURCE_EXHAUSTED when the budget has no room for the copies, and `needed` is what
+  // they take.
+  absl::StatusOr<SequenceFork> Fork(SequenceKey key, std::int64_t tokens, absl::Time now,
+                                    std::int64_t& needed) const ABSL_LOCKS_EXCLUDED(mutex_);
   // A fork is found by its keys from now on.
   void List() ABSL_LOCKS_EXCLUDED(mutex_);
 
@@ -182,9 +206,12 @@ class Sequence : public std::enable_shared_from_this<Sequence> {
   absl::Status CheckWritable(const WriterClaim& claim) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::StatusOr<std::vector<PlannedLayer>> PlanChunk(const WriterClaim& claim, const Chunk& chunk)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::Status TakeMemory(std::vector<PlannedLayer>& planned, std::int64_t& needed)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // `ended`: writers to notify once the lock is let go.
   absl::StatusOr<AppendResult> AppendLocked(const WriterClaim& claim, const Chunk& chunk,
-                                            absl::Time now, EndedClaims& ended)
+                                            absl::Time now, std::int64_t& needed,
+                                            EndedClaims& ended)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status RunChunk(const Chunk& chunk, std::vector<PlannedLayer>& planned)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -201,6 +228,8 @@ class Sequence : public std::enable_shared_from_this<Sequence> {
   // Pages behind the path that are final in every layer; `most` are looked at.
   std::int64_t FinalPages(std::int64_t most) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void MakeColumns() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // FAILED_PRECONDITION where it is sealed.
+  absl::Status CheckOpen() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status CheckHeld() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Whether every layer and head has received as much.
   bool StandTogether() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -212,21 +241,47 @@ class Sequence : public std::enable_shared_from_this<Sequence> {
   absl::Span<const PrefixKey> KeysIn(std::int64_t begin, std::int64_t end) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void LetGo() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // All layers with nothing behind the path.
+  void StartLayers() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Its end goes, and so many columns before it as were evicted.
+  void CutEvicted() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // What is not evicted yet is kept from now on.
+  void GuardEnd() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // The same, and how many tokens that are; NOT_FOUND, and nothing is kept, where it is gone, or
+  // has fewer than `tokens`. -1: whatever it has.
+  absl::StatusOr<std::int64_t> Keep(std::int64_t tokens) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::Status CheckRoomForCopy(std::int64_t& needed) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // What is behind the path, layers that stand apart as they are.
+  absl::Status CopyEndTo(Sequence& fork) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Where `tokens` lies in a layer's K or V.
+  LayerTensor::CutPoint CutPointOf(std::int64_t tokens, std::size_t layer, Side side) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Calls f(tensor, cut point, received before, its place among all) for every K and V that there
+  // is.
+  template <class F>
+  absl::Status ForEachCut(std::int64_t tokens, F f) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void CutTo(std::int64_t tokens, std::vector<std::shared_ptr<Part>> parts)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // That fewer tokens are here than were sealed.
+  absl::Status EvictedFrom(std::int64_t tokens) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // It is no longer found by its keys.
   void Unlist() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Pages that it was begun with.
   std::int64_t SharedPages() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   TensorPins PinTensor(const LayerTensor& tensor, std::size_t layer, const ReadRange& range,
                        std::int64_t end) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  LayerTensor::Memory Memory() const { return {home_.arena, model_->memory(), home_.device}; }
+  LayerTensor::Memory Memory() const { return {home_.arena, owner_.memory(), home_.device}; }
   // Brings the model's totals up to what this sequence holds now.
   void Report(std::int64_t source_bytes) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   // Constant after construction.
   const SequenceKey key_;
-  const std::shared_ptr<ModelEntry> model_;
+  const Owner owner_;
   const SequenceHome home_;
   const bool counts_;  // in the model's totals
+
+  // The evictor's lock guards it.
+  EvictionNode end_;
 
   mutable Mutex mutex_;
   SequenceState state_ ABSL_GUARDED_BY(mutex_) = SequenceState::kOpen;
@@ -239,7 +294,9 @@ class Sequence : public std::enable_shared_from_this<Sequence> {
   std::int64_t indexed_begin_ ABSL_GUARDED_BY(mutex_) = 0;
   std::int64_t indexed_end_ ABSL_GUARDED_BY(mutex_) = 0;
   std::int64_t holds_ ABSL_GUARDED_BY(mutex_) = 0;
-  ModelTotals reported_ ABSL_GUARDED_BY(mutex_);  // last time, of this sequence
+  std::int64_t soft_pins_ ABSL_GUARDED_BY(mutex_) = 0;
+  std::int64_t sealed_tokens_ ABSL_GUARDED_BY(mutex_) = 0;  // when it was sealed
+  ModelTotals reported_ ABSL_GUARDED_BY(mutex_);            // last time, of this sequence
 };
 
 }  // namespace kvtier::cachestore

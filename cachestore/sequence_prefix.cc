@@ -21,13 +21,15 @@ bool Sequence::StandTogether() const {
 }
 
 std::int64_t Sequence::BlocksIn(std::int64_t tokens) const {
-  return tokens / model_->model().request.spec.hash_block_tokens;
+  return tokens / owner_.model->model().request.spec.hash_block_tokens;
 }
 
-std::int64_t Sequence::PathTokens() const { return path_.pages() * model_->model().page_tokens; }
+std::int64_t Sequence::PathTokens() const {
+  return path_.pages() * owner_.model->model().page_tokens;
+}
 
 std::int64_t Sequence::SharedPages() const {
-  return layers_.empty() ? 0 : layers_[0].k.origin() / model_->model().page_tokens;
+  return layers_.empty() ? 0 : layers_[0].k.origin() / owner_.model->model().page_tokens;
 }
 
 absl::Status Sequence::CheckKeys(const std::vector<PrefixKey>& keys) const {
@@ -83,9 +85,10 @@ void Sequence::MakeColumns() {
   const auto known = static_cast<std::int64_t>(keys_.size());
   for (std::vector<Column::Layer>& layers : columns) {
     const std::int64_t begin = std::min(known, BlocksIn(PathTokens()));
-    const std::int64_t end = std::min(known, BlocksIn(PathTokens() + model_->model().page_tokens));
+    const std::int64_t end =
+        std::min(known, BlocksIn(PathTokens() + owner_.model->model().page_tokens));
     path_.Add(Column::Make(path_.last(), std::move(layers),
-                           {keys_.begin() + begin, keys_.begin() + end}, *model_, home_.index));
+                           {keys_.begin() + begin, keys_.begin() + end}, owner_, home_, end_));
   }
 }
 
@@ -105,11 +108,25 @@ void Sequence::List() {
   if (state_ != SequenceState::kGone) Publish();
 }
 
-absl::StatusOr<SequenceFork> Sequence::Fork(SequenceKey key, std::int64_t tokens,
-                                            absl::Time now) const {
+std::shared_ptr<Sequence> Sequence::Columns(absl::Time now) const {
+  MutexLock lock(&mutex_);
+  if (!counts_ || path_.pages() == 0) return nullptr;
+  SequenceStart start{.path = path_, .keys = {}, .for_reader = true};
+  return std::make_shared<Sequence>(key_, owner_, home_, now, std::move(start));
+}
+
+absl::Status Sequence::CheckRoomForCopy(std::int64_t& needed) const {
+  needed = 0;
+  for (const LayerState& layer : layers_) needed += layer.k.CopyBytes() + layer.v.CopyBytes();
+  return needed > 0 ? Memory().Check(needed) : absl::OkStatus();
+}
+
+absl::StatusOr<SequenceFork> Sequence::Fork(SequenceKey key, std::int64_t tokens, absl::Time now,
+                                            std::int64_t& needed) const {
   MutexLock lock(&mutex_);
   KVT_RETURN_IF_ERROR(CheckHeld());
   const std::int64_t committed = Committed();
+  if (tokens > committed && tokens <= sealed_tokens_) return EvictedFrom(committed);
   if (tokens > committed) {
     return Error(
         Reason::kPastCommitted,
@@ -119,23 +136,31 @@ absl::StatusOr<SequenceFork> Sequence::Fork(SequenceKey key, std::int64_t tokens
   SequenceStart start{.path = path_, .keys = keys_};
   const bool exact = tokens == committed && StandTogether();
   if (!exact) {
-    start.path.CutTo(tokens / model_->model().page_tokens);
-    tokens = start.path.pages() * model_->model().page_tokens;
+    start.path.CutTo(tokens / owner_.model->model().page_tokens);
+    tokens = start.path.pages() * owner_.model->model().page_tokens;
   }
   start.keys.resize(std::min(keys_.size(), static_cast<std::size_t>(BlocksIn(tokens))));
-  auto fork = std::make_shared<Sequence>(std::move(key), model_, home_, now, std::move(start));
+  if (exact) {
+    KVT_RETURN_IF_ERROR(CheckRoomForCopy(needed));
+  }
+  auto fork = std::make_shared<Sequence>(std::move(key), owner_, home_, now, std::move(start));
   if (!exact) return SequenceFork{std::move(fork), tokens};
-  MutexLock fork_lock(&fork->mutex_);
+  KVT_RETURN_IF_ERROR(CopyEndTo(*fork));
+  return SequenceFork{std::move(fork), tokens};
+}
+
+absl::Status Sequence::CopyEndTo(Sequence& fork) const {
+  MutexLock lock(&fork.mutex_);
   for (std::size_t i = 0; i < layers_.size(); ++i) {
-    LayerState& layer = fork->layers_[i];
+    LayerState& layer = fork.layers_[i];
     layer.received = layers_[i].received;
     KVT_ASSIGN_OR_RETURN(layer.k, layers_[i].k.Copy(Memory()));
     KVT_ASSIGN_OR_RETURN(layer.v, layers_[i].v.Copy(Memory()));
   }
-  fork->reported_.appended_tokens = committed;
-  fork->reported_.saturated_values = Saturated();
-  fork->Report(0);
-  return SequenceFork{std::move(fork), tokens};
+  fork.reported_.appended_tokens = Committed();
+  fork.reported_.saturated_values = Saturated();
+  fork.Report(0);
+  return absl::OkStatus();
 }
 
 }  // namespace kvtier::cachestore

@@ -12,39 +12,6 @@
 namespace kvtier::cachestore {
 namespace {
 
-// Resolves "0: all that follow", of each layer, and checks that the shard lies inside every layer.
-absl::StatusOr<Shard> ResolveShard(Shard shard, const Model& model) {
-  const int layers = static_cast<int>(model.layers.size());
-  const Shard asked = shard;
-  if (shard.num_layers == 0) shard.num_layers = layers - shard.first_layer;
-  if (shard.first_layer < 0 || shard.num_layers < 1 ||
-      shard.num_layers > layers - shard.first_layer) {
-    return Error(Reason::kInvalidField,
-                 fmt::format("first_layer {} and num_layers {} are outside the model's {} layers",
-                             asked.first_layer, asked.num_layers, layers));
-  }
-  const bool to_the_last = shard.num_heads == 0;
-  for (int layer = shard.first_layer; layer < shard.end_layer(); ++layer) {
-    const int heads = model.layers[static_cast<std::size_t>(layer)].spec.kv_heads;
-    if (to_the_last) shard.num_heads = std::max(shard.num_heads, heads - shard.first_head);
-    if (shard.first_head < 0 || shard.first_head >= heads || shard.num_heads < 1 ||
-        (!to_the_last && shard.num_heads > heads - shard.first_head)) {
-      return Error(
-          Reason::kInvalidField,
-          fmt::format("first_head {} and num_heads {} are outside the {} KV heads of layer {}",
-                      asked.first_head, asked.num_heads, heads, layer));
-    }
-  }
-  return shard;
-}
-
-absl::StatusOr<std::vector<PrefixKey>> KeysOf(const Model& model, const std::string& name_space,
-                                              const Prompt& prompt) {
-  const int block_tokens = model.request.spec.hash_block_tokens;
-  KVT_RETURN_IF_ERROR(CheckPrompt(prompt, block_tokens));
-  return PrefixKeysOf(name_space, model.id, block_tokens, prompt);
-}
-
 absl::Status NotHeld(const SequenceKey& key) {
   return Error(
       Reason::kUnknownSequence,
@@ -53,12 +20,47 @@ absl::Status NotHeld(const SequenceKey& key) {
 
 }  // namespace
 
+absl::StatusOr<std::vector<PrefixKey>> Store::KeysOf(const Model& model,
+                                                     const std::string& name_space,
+                                                     const Prompt& prompt) {
+  const int block_tokens = model.request.spec.hash_block_tokens;
+  KVT_RETURN_IF_ERROR(CheckPrompt(prompt, block_tokens));
+  return PrefixKeysOf(name_space, model.id, block_tokens, prompt);
+}
+
+namespace {
+
+const absl::Status& StatusOf(const absl::Status& status) { return status; }
+template <class T>
+const absl::Status& StatusOf(const absl::StatusOr<T>& result) {
+  return result.status();
+}
+
+}  // namespace
+
+template <class F>
+auto Store::WithRoom(const std::shared_ptr<Namespace>& name_space, F f) {
+  // Twice as much each time: pieces may not fit where their sum does, and others take some of it.
+  for (std::int64_t times = 1;; times *= 2) {
+    std::int64_t needed = 0;
+    auto result = f(needed);
+    const std::string reason = ReasonOf(StatusOf(result));
+    const bool lacks_room =
+        reason == ReasonName(Reason::kBudget) || reason == ReasonName(Reason::kQuota);
+    if (!lacks_room || !MakeRoom(reason, *name_space, std::min(needed * times, budget())))
+      return result;
+  }
+}
+
 Writer::~Writer() {
   if (sequence_->Leave(claim_)) store_.Forget(sequence_);
 }
 
 absl::StatusOr<AppendResult> Writer::Append(const Chunk& chunk) {
-  return sequence_->Append(*claim_, chunk, store_.clock_.Now());
+  store_.EvictToWatermark();
+  return store_.WithRoom(sequence_->owner().name_space, [&](std::int64_t& needed) {
+    return sequence_->Append(*claim_, chunk, store_.clock_.Now(), needed);
+  });
 }
 
 absl::StatusOr<std::unique_ptr<Store>> Store::Create(const StoreOptions& options, Device& device,
@@ -73,7 +75,12 @@ Store::Store(const StoreOptions& options, std::byte* slab, Device& device, const
       clock_(clock),
       arena_(slab, options.memory),
       models_(options.max_models),
-      leases_(options.first_lease_id, options.max_leases, clock) {}
+      namespaces_(options.eviction, options.default_quota),
+      evictor_(options.eviction, options.idle_ttl < absl::InfiniteDuration(), clock),
+      leases_(options.first_grant_id,
+              {options.max_leases, "leases", "max_leases", Reason::kTooManyLeases}, clock),
+      pins_(options.first_grant_id, {options.max_pins, "pins", "max_pins", Reason::kTooManyPins},
+            clock) {}
 
 absl::StatusOr<std::shared_ptr<ModelEntry>> Store::RegisterModel(ModelRequest request) {
   KVT_ASSIGN_OR_RETURN(std::shared_ptr<const Model> model,
@@ -142,71 +149,48 @@ absl::StatusOr<std::int64_t> Store::Fork(const SequenceKey& key, const std::stri
                              key.name_space));
   };
   if (Find(fork_key).ok()) return taken();
-  KVT_ASSIGN_OR_RETURN(const SequenceFork fork, source->Fork(fork_key, tokens, clock_.Now()));
+  KVT_ASSIGN_OR_RETURN(const std::int64_t held, source->Hold(-1));
+  // Room for the copies must not come from what is copied.
+  const Lease kept(source, held, absl::InfiniteFuture(), clock_);
+  KVT_ASSIGN_OR_RETURN(const SequenceFork fork,
+                       WithRoom(source->owner().name_space, [&](std::int64_t& needed) {
+                         return source->Fork(fork_key, tokens, clock_.Now(), needed);
+                       }));
   KVT_ASSIGN_OR_RETURN(const std::shared_ptr<Sequence> named, Name(fork.sequence));
   if (named != fork.sequence) return taken();
   fork.sequence->List();
   return fork.tokens;
 }
 
-absl::StatusOr<LeaseGrant> Store::Acquire(const std::string& name_space,
-                                          const std::string& model_id, const Prompt& prompt,
-                                          absl::Duration duration) {
-  KVT_ASSIGN_OR_RETURN(duration, CheckDuration(duration));
-  KVT_ASSIGN_OR_RETURN(const std::shared_ptr<ModelEntry> model, models_.Find(model_id));
-  const int block_tokens = model->model().request.spec.hash_block_tokens;
-  KVT_ASSIGN_OR_RETURN(const std::vector<PrefixKey> all,
-                       KeysOf(model->model(), name_space, prompt));
-  absl::Span<const PrefixKey> keys(all);
-  while (!keys.empty()) {
-    PrefixIndex::Found found = index_.Find(keys);
-    if (found.blocks == 0) break;
-    std::shared_ptr<Sequence> sequence = std::move(found.sequence);
-    if (sequence == nullptr) {
-      SequenceStart start{.path = Path(std::move(found.column)), .keys = {}, .for_reader = true};
-      sequence = std::make_shared<Sequence>(SequenceKey{name_space, "(a prefix)"}, model, Home(),
-                                            clock_.Now(), std::move(start));
-    }
-    const auto held = sequence->Hold(found.blocks * block_tokens);
-    if (held.ok()) return Grant(name_space, std::move(sequence), *held, duration);
-    // It went meanwhile: perhaps somebody has less.
-    keys = keys.first(static_cast<std::size_t>(found.blocks - 1));
-  }
-  return LeaseGrant();
-}
-
-absl::StatusOr<LeaseGrant> Store::Acquire(const SequenceKey& key, absl::Duration duration) {
-  KVT_ASSIGN_OR_RETURN(duration, CheckDuration(duration));
+absl::Status Store::Truncate(const SequenceKey& key, std::int64_t tokens, std::uint64_t epoch) {
   KVT_ASSIGN_OR_RETURN(std::shared_ptr<Sequence> sequence, Find(key));
-  KVT_ASSIGN_OR_RETURN(const std::int64_t tokens, sequence->Hold(-1));
-  return Grant(key.name_space, std::move(sequence), tokens, duration);
+  const std::shared_ptr<Namespace> name_space = sequence->owner().name_space;
+  bool copies = false;
+  const auto cut = [&](std::int64_t& needed) {
+    return sequence->Truncate(tokens, epoch, clock_.Now(), copies, needed);
+  };
+  KVT_RETURN_IF_ERROR(WithRoom(name_space, cut));
+  if (!copies) return absl::OkStatus();
+  const std::shared_ptr<Sequence> before = sequence;
+  KVT_ASSIGN_OR_RETURN(sequence, WithRoom(name_space, [&](std::int64_t& needed) {
+                         return before->Successor(clock_.Now(), needed);
+                       }));
+  KVT_RETURN_IF_ERROR(WithRoom(name_space, cut));
+  if (!Replace(before, sequence)) return NotHeld(key);
+  before->Drop(Error(Reason::kOldEpoch,
+                     fmt::format("the sequence was truncated by a writer of epoch {}", epoch)));
+  sequence->List();
+  pins_.ForEach([&](Pin& pin) { pin.Follow(before, sequence); });
+  return absl::OkStatus();
 }
 
-absl::StatusOr<LeaseGrant> Store::Grant(const std::string& name_space,
-                                        std::shared_ptr<Sequence> sequence, std::int64_t tokens,
-                                        absl::Duration duration) {
-  const auto lease =
-      std::make_shared<Lease>(std::move(sequence), tokens, clock_.Now() + duration, clock_);
-  KVT_ASSIGN_OR_RETURN(const std::uint64_t id, leases_.Add(name_space, lease));
-  return LeaseGrant{id, tokens, duration};
-}
-
-absl::StatusOr<LeaseGrant> Store::Renew(const std::string& name_space, std::uint64_t id,
-                                        absl::Duration duration) {
-  KVT_ASSIGN_OR_RETURN(duration, CheckDuration(duration));
-  KVT_ASSIGN_OR_RETURN(const std::shared_ptr<Lease> lease, leases_.Find(name_space, id));
-  KVT_RETURN_IF_ERROR(lease->Renew(clock_.Now() + duration));
-  return LeaseGrant{id, lease->tokens(), duration};
-}
-
-absl::StatusOr<absl::Duration> Store::CheckDuration(absl::Duration duration) const {
-  if (duration == absl::ZeroDuration()) return std::min(kDefaultLease, options_.max_lease);
-  if (duration > absl::ZeroDuration() && duration <= options_.max_lease) return duration;
-  return Error(Reason::kInvalidField,
-               fmt::format("duration_ms is {}; want at most {} (max_lease), or 0 for {}",
-                           absl::ToInt64Milliseconds(duration),
-                           absl::ToInt64Milliseconds(options_.max_lease),
-                           absl::ToInt64Milliseconds(kDefaultLease)));
+bool Store::Replace(const std::shared_ptr<Sequence>& sequence,
+                    std::shared_ptr<Sequence> successor) {
+  MutexLock lock(&mutex_);
+  const auto found = sequences_.find(sequence->key());
+  if (found == sequences_.end() || found->second != sequence) return false;
+  found->second = std::move(successor);
+  return true;
 }
 
 absl::Status Store::Seal(const SequenceKey& key, std::int64_t tokens) {
@@ -228,39 +212,6 @@ absl::Status Store::Remove(const SequenceKey& key) {
   const bool held = sequence->Drop(
       Error(Reason::kSequenceGone, fmt::format("sequence \"{}\" was removed", key.id)));
   return held ? absl::OkStatus() : NotHeld(key);
-}
-
-absl::StatusOr<SequenceReader> Store::OpenReader(const SequenceKey& key,
-                                                 const std::string& model_id,
-                                                 const ReadRange& range, const ReadFormat& format) {
-  KVT_ASSIGN_OR_RETURN(const std::shared_ptr<Sequence> sequence, Find(key));
-  KVT_ASSIGN_OR_RETURN(const std::int64_t tokens, sequence->Hold(-1));
-  return Read(std::make_shared<Lease>(sequence, tokens, clock_.Now() + options_.max_lease, clock_),
-              model_id, range, format);
-}
-
-absl::StatusOr<SequenceReader> Store::OpenReader(const std::string& name_space,
-                                                 std::uint64_t lease_id,
-                                                 const std::string& model_id, ReadRange range,
-                                                 const ReadFormat& format) {
-  KVT_ASSIGN_OR_RETURN(std::shared_ptr<const Lease> lease, leases_.Find(name_space, lease_id));
-  range.limit = lease->tokens();
-  return Read(std::move(lease), model_id, range, format);
-}
-
-absl::StatusOr<SequenceReader> Store::Read(std::shared_ptr<const Lease> lease,
-                                           const std::string& model_id, ReadRange range,
-                                           const ReadFormat& format) {
-  KVT_RETURN_IF_ERROR(lease->Check());
-  const Sequence& sequence = *lease->sequence();
-  if (!model_id.empty()) {
-    KVT_RETURN_IF_ERROR(CheckModel(sequence, model_id));
-  }
-  KVT_ASSIGN_OR_RETURN(range.shard, ResolveShard(range.shard, sequence.model().model()));
-  KVT_ASSIGN_OR_RETURN(SequencePins pins, sequence.Pin(range));
-  // It may have ended before the bytes were pinned.
-  KVT_RETURN_IF_ERROR(lease->Check());
-  return SequenceReader::Make(std::move(lease), std::move(pins), format, device_);
 }
 
 absl::StatusOr<SequenceDescription> Store::Describe(const SequenceKey& key) const {
@@ -315,7 +266,8 @@ absl::StatusOr<std::shared_ptr<Sequence>> Store::FindOrOpen(
     const std::vector<PrefixKey>& keys) {
   if (auto held = Find(key); held.ok()) return held;
   SequenceStart start{SharedPath(model->model(), keys), keys};
-  return Name(std::make_shared<Sequence>(key, model, Home(), clock_.Now(), std::move(start)));
+  return Name(std::make_shared<Sequence>(key, Owner{model, namespaces_.Get(key.name_space)}, Home(),
+                                         clock_.Now(), std::move(start)));
 }
 
 absl::StatusOr<std::shared_ptr<Sequence>> Store::Name(std::shared_ptr<Sequence> sequence) {

@@ -15,9 +15,15 @@
 #include "cachestore/base/clock.h"
 #include "cachestore/base/mutex.h"
 #include "cachestore/device/device.h"
+#include "cachestore/eviction/evictor.h"
+#include "cachestore/eviction_counts.h"
+#include "cachestore/grant_table.h"
+#include "cachestore/home.h"
 #include "cachestore/lease.h"
 #include "cachestore/model/prefix_key.h"
 #include "cachestore/model_registry.h"
+#include "cachestore/name_space.h"
+#include "cachestore/pin.h"
 #include "cachestore/prefix_index.h"
 #include "cachestore/sequence.h"
 #include "cachestore/sequence_reader.h"
@@ -33,11 +39,28 @@ struct StoreOptions {
       absl::Minutes(5);  // without a message, an open sequence is given up
   std::int64_t max_leases = 65'536;
   absl::Duration max_lease = absl::Minutes(10);  // at once; and the longest that a read may take
-  std::uint64_t first_lease_id = 1;
+  std::int64_t max_pins = 4096;
+  absl::Duration max_pin = absl::Hours(24);
+  std::uint64_t first_grant_id = 1;  // of leases and pins
+
+  EvictionPolicyName eviction = EvictionPolicyName::kLru;
+  // Once more than `evict_above` percent of the budget is taken, it is brought down to
+  // `evict_until`, so that appends seldom wait for room.
+  int evict_above = 100;
+  int evict_until = 100;
+  absl::Duration idle_ttl = absl::InfiniteDuration();  // what nobody used for so long goes
+  std::int64_t default_quota = kNoQuota;  // in bytes, of a namespace that has none of its own
 };
 
-// A lease as a client knows it. Of a prompt of which nothing is held there is none: all are 0.
-struct LeaseGrant {
+// What a namespace may have and has, in bytes.
+struct QuotaStanding {
+  std::int64_t quota = kNoQuota;
+  std::int64_t held = 0;
+};
+
+// A lease or a pin as a client knows it. Of a prompt of which nothing is held there is none: all
+// are 0.
+struct Grant {
   std::uint64_t id = 0;
   std::int64_t tokens = 0;
   absl::Duration duration;  // from now
@@ -45,6 +68,7 @@ struct LeaseGrant {
 
 // Where the client names no duration.
 inline constexpr absl::Duration kDefaultLease = absl::Seconds(30);
+inline constexpr absl::Duration kDefaultPin = absl::Hours(1);
 
 // What an append stream says first.
 struct WriterRequest {
@@ -121,6 +145,9 @@ class Store {
   absl::StatusOr<std::int64_t> Fork(const SequenceKey& key, const std::string& id,
                                     std::int64_t tokens) ABSL_LOCKS_EXCLUDED(mutex_);
 
+  // As Sequence::Truncate; who has a lease on it keeps what it was.
+  absl::Status Truncate(const SequenceKey& key, std::int64_t tokens, std::uint64_t epoch)
+      ABSL_LOCKS_EXCLUDED(mutex_);
   absl::Status Seal(const SequenceKey& key, std::int64_t tokens);
   absl::Status Abort(const SequenceKey& key);
   absl::Status Remove(const SequenceKey& key);
@@ -128,15 +155,25 @@ class Store {
   // A lease on as much of a prompt as is held, which may be less than Lookup said; or on what a
   // sequence has committed. INVALID_ARGUMENT for a duration below 0 or past max_lease; 0 is
   // kDefaultLease. RESOURCE_EXHAUSTED past max_leases.
-  absl::StatusOr<LeaseGrant> Acquire(const std::string& name_space, const std::string& model_id,
-                                     const Prompt& prompt, absl::Duration duration);
-  absl::StatusOr<LeaseGrant> Acquire(const SequenceKey& key, absl::Duration duration);
+  absl::StatusOr<Grant> Acquire(const std::string& name_space, const std::string& model_id,
+                                const Prompt& prompt, absl::Duration duration);
+  absl::StatusOr<Grant> Acquire(const SequenceKey& key, absl::Duration duration);
   // ABORTED where the lease has ended.
-  absl::StatusOr<LeaseGrant> Renew(const std::string& name_space, std::uint64_t id,
-                                   absl::Duration duration);
-  void Release(const std::string& name_space, std::uint64_t id) { leases_.Release(name_space, id); }
-  // Ends leases whose deadline is past. How many.
-  int SweepLeases() { return leases_.Sweep(); }
+  absl::StatusOr<Grant> Renew(const std::string& name_space, std::uint64_t id,
+                              absl::Duration duration);
+  void Release(const std::string& name_space, std::uint64_t id) { leases_.End(name_space, id); }
+
+  // The same of pins, with max_pin, kDefaultPin and max_pins. What was held of the sequence or the
+  // prompt then is pinned. A pin of a sequence ends when that is removed; of a prompt the pages
+  // that may be shared stay.
+  absl::StatusOr<Grant> AddPin(const std::string& name_space, const std::string& model_id,
+                               const Prompt& prompt, PinKind kind, absl::Duration duration);
+  absl::StatusOr<Grant> AddPin(const SequenceKey& key, PinKind kind, absl::Duration duration);
+  void Unpin(const std::string& name_space, std::uint64_t id) { pins_.End(name_space, id); }
+  std::int64_t pins() const { return pins_.size(); }
+  // What is due now and then: ends leases whose deadline is past, evicts down to the watermark, and
+  // what nobody used for idle_ttl. How many leases.
+  int Sweep();
   std::int64_t leases() const { return leases_.size(); }
 
   // Under a lease of its own, of max_lease. `model_id` may be empty; another than the sequence's is
@@ -158,6 +195,12 @@ class Store {
   // Gives up open sequences that had no message for open_sequence_deadline. How many.
   int ReclaimAbandoned() ABSL_LOCKS_EXCLUDED(mutex_);
 
+  // What `name_space` may have at most; 0 is the default quota. What it has more is evicted, as far
+  // as it may go.
+  QuotaStanding SetQuota(const std::string& name_space, std::int64_t bytes);
+  QuotaStanding GetQuota(const std::string& name_space);
+  EvictionCounts evictions() const { return evictions_.counts(); }
+
   MemoryParts memory() const { return arena_.Snapshot(); }
   std::int64_t budget() const { return arena_.budget(); }
   const StoreOptions& options() const { return options_; }
@@ -173,19 +216,42 @@ class Store {
                                                        const std::shared_ptr<ModelEntry>& model,
                                                        const std::vector<PrefixKey>& keys)
       ABSL_LOCKS_EXCLUDED(mutex_);
-  absl::StatusOr<LeaseGrant> Grant(const std::string& name_space,
-                                   std::shared_ptr<Sequence> sequence, std::int64_t tokens,
+  // A lease on a sequence that has a hold on it.
+  absl::StatusOr<Grant> GrantLease(std::shared_ptr<Sequence> sequence, std::int64_t tokens,
                                    absl::Duration duration);
-  absl::StatusOr<absl::Duration> CheckDuration(absl::Duration duration) const;
+  // On sequences of which the first says how much is pinned.
+  absl::StatusOr<Grant> GrantPin(const std::vector<std::shared_ptr<Sequence>>& sequences,
+                                 PinKind kind, absl::Duration duration);
+  // As much of a prompt as is held, as a sequence, and what `take(sequence, tokens)` makes of it;
+  // where it refuses there is less than was found, and it's tried again with that.
+  template <class F>
+  absl::StatusOr<Grant> WithPrefix(const std::string& name_space, const std::string& model_id,
+                                   const Prompt& prompt, F take);
   absl::StatusOr<SequenceReader> Read(std::shared_ptr<const Lease> lease,
                                       const std::string& model_id, ReadRange range,
                                       const ReadFormat& format);
   // What `sequence` is called by from now on, unless its key is taken: then who has it.
   absl::StatusOr<std::shared_ptr<Sequence>> Name(std::shared_ptr<Sequence> sequence)
       ABSL_LOCKS_EXCLUDED(mutex_);
+  static absl::StatusOr<std::vector<PrefixKey>> KeysOf(const Model& model,
+                                                       const std::string& name_space,
+                                                       const Prompt& prompt);
+  // From now on `successor` has the name of `sequence`, if that had it still. Whether it had.
+  bool Replace(const std::shared_ptr<Sequence>& sequence, std::shared_ptr<Sequence> successor)
+      ABSL_LOCKS_EXCLUDED(mutex_);
   // The whole pages that are held of a prompt.
   Path SharedPath(const Model& model, const std::vector<PrefixKey>& keys) const;
-  SequenceHome Home() { return {arena_, device_, index_}; }
+  SequenceHome Home() { return {arena_, device_, index_, evictor_}; }
+  // `f(needed)` tries something that takes memory, and says in `needed` how much, where there is
+  // not enough. As long as there is something to evict it's tried again.
+  template <class F>
+  auto WithRoom(const std::shared_ptr<Namespace>& name_space, F f);
+  // Evicts until `bytes` more are free, of the namespace's own where `lacks` names its quota.
+  // Whether something was evicted.
+  bool MakeRoom(const std::string& lacks, Namespace& name_space, std::int64_t bytes);
+  void EvictToWatermark();
+  std::int64_t Held() const { return budget() - memory().free; }
+  void Lose(const Evictor::Victim& victim, EvictionReason reason);
   absl::Status CheckModel(const Sequence& sequence, const std::string& model_id) const;
   // Forgets the name, if it still means this sequence.
   void Forget(const std::shared_ptr<Sequence>& sequence) ABSL_LOCKS_EXCLUDED(mutex_);
@@ -198,8 +264,12 @@ class Store {
   // Have their own locks.
   Arena arena_;
   ModelRegistry models_;
+  NamespaceTable namespaces_;
   PrefixIndex index_;
-  LeaseTable leases_;
+  Evictor evictor_;
+  EvictionCounter evictions_;
+  GrantTable<Lease> leases_;
+  GrantTable<Pin> pins_;
 
   mutable Mutex mutex_;
   absl::flat_hash_map<SequenceKey, std::shared_ptr<Sequence>> sequences_ ABSL_GUARDED_BY(mutex_);

@@ -95,7 +95,7 @@ absl::Status CheckStoredPages(const LayerTensor& tensor, const StoredPages& page
     for (std::size_t h = 0; h < heads.size(); ++h) {
       const HeadAdvance& head = heads[h];
       // Nothing of the page is new to a head whose codes go past it.
-      if (tensor.CodeTokens(head.from) >= (page + 1) * layout.page_tokens) continue;
+      if (tensor.CodeTokens(head.head, head.from) >= (page + 1) * layout.page_tokens) continue;
       const HeadEntry entry = EntryOf(part.data(), head.shard_head);
       if (const std::uint64_t counted = tensor.SaturatedIn(page, head.head);
           entry.saturated < counted) {

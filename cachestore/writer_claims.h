@@ -39,9 +39,19 @@ class WriterClaims {
   // above, the older ones go to `ended`. `sequence`: its id, for the message.
   absl::Status Add(const std::shared_ptr<WriterClaim>& claim, const std::string& sequence,
                    EndedClaims& ended);
+  // Ends every writer and keeps those of an epoch below this one out from now on. ABORTED, and
+  // nothing happens, where a higher one was seen.
+  absl::Status TakeOver(std::uint64_t epoch, const std::string& sequence, EndedClaims& ended);
   void Remove(const std::shared_ptr<WriterClaim>& claim) { std::erase(live_, claim); }
   // All of them end with `why`.
   EndedClaims EndAll(const absl::Status& why);
+
+  // What epochs were seen, and no writer.
+  WriterClaims WithoutWriters() const {
+    WriterClaims claims = *this;
+    claims.live_.clear();
+    return claims;
+  }
 
   bool empty() const { return live_.empty(); }
 

@@ -142,6 +142,26 @@ absl::StatusOr<v1::ReleaseResponse> Client::Release(const v1::ReleaseRequest& re
   return impl_->Call(&v1::KvTierService::Stub::Release, request);
 }
 
+absl::StatusOr<v1::PinResponse> Client::Pin(const v1::PinRequest& request) {
+  return impl_->Call(&v1::KvTierService::Stub::Pin, request);
+}
+
+absl::StatusOr<v1::UnpinResponse> Client::Unpin(const v1::UnpinRequest& request) {
+  return impl_->Call(&v1::KvTierService::Stub::Unpin, request);
+}
+
+absl::StatusOr<v1::TruncateResponse> Client::Truncate(const v1::TruncateRequest& request) {
+  return impl_->Call(&v1::KvTierService::Stub::Truncate, request);
+}
+
+absl::StatusOr<v1::GetQuotaResponse> Client::GetQuota(const v1::GetQuotaRequest& request) {
+  return impl_->Call(&v1::KvTierService::Stub::GetQuota, request);
+}
+
+absl::StatusOr<v1::SetQuotaResponse> Client::SetQuota(const v1::SetQuotaRequest& request) {
+  return impl_->Call(&v1::KvTierService::Stub::SetQuota, request);
+}
+
 absl::StatusOr<v1::ForkResponse> Client::Fork(const v1::ForkRequest& request) {
   return impl_->Call(&v1::KvTierService::Stub::Fork, request);
 }

@@ -72,7 +72,12 @@ class Client {
   absl::StatusOr<v1::AcquireResponse> Acquire(const v1::AcquireRequest& request);
   absl::StatusOr<v1::RenewResponse> Renew(const v1::RenewRequest& request);
   absl::StatusOr<v1::ReleaseResponse> Release(const v1::ReleaseRequest& request);
+  absl::StatusOr<v1::PinResponse> Pin(const v1::PinRequest& request);
+  absl::StatusOr<v1::UnpinResponse> Unpin(const v1::UnpinRequest& request);
   absl::StatusOr<v1::ForkResponse> Fork(const v1::ForkRequest& request);
+  absl::StatusOr<v1::TruncateResponse> Truncate(const v1::TruncateRequest& request);
+  absl::StatusOr<v1::GetQuotaResponse> GetQuota(const v1::GetQuotaRequest& request);
+  absl::StatusOr<v1::SetQuotaResponse> SetQuota(const v1::SetQuotaRequest& request);
   absl::StatusOr<v1::SealResponse> Seal(const v1::SealRequest& request);
   absl::StatusOr<v1::AbortResponse> Abort(const v1::AbortRequest& request);
   absl::StatusOr<v1::RemoveResponse> Remove(const v1::RemoveRequest& request);

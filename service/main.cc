@@ -46,11 +46,23 @@ std::string NewBootId() {
   return fmt::format("{:08x}{:08x}{:08x}{:08x}", random(), random(), random(), random());
 }
 
-// Never 0, and another in each process: a lease of before a restart is none of this one's.
-std::uint64_t FirstLeaseId() {
+// Never 0, and another in each process: a lease or pin of before a restart is none of this one's.
+std::uint64_t FirstGrantId() {
   std::random_device random;
   return (std::uint64_t{random()} << 32 | 1) & std::numeric_limits<std::int64_t>::max();
 }
+
+cachestore::EvictionPolicyName EvictionOf(const std::string& name) {
+  if (name == "none") return cachestore::EvictionPolicyName::kNone;
+  return name == "lru" ? cachestore::EvictionPolicyName::kLru
+                       : cachestore::EvictionPolicyName::kS3Fifo;
+}
+
+absl::Duration OrNever(absl::Duration ttl) {
+  return ttl == absl::ZeroDuration() ? absl::InfiniteDuration() : ttl;
+}
+
+std::int64_t OrNone(std::int64_t quota) { return quota == 0 ? cachestore::kNoQuota : quota; }
 
 int Fail(const absl::Status& status) {
   Log(LogLevel::kError, std::string(status.message()));
@@ -76,7 +88,7 @@ int WaitForSignal(cachestore::Store& store, RpcContext& context) {
   while (true) {
     const int signal = sigtimedwait(&signals, nullptr, &second);
     if (signal > 0) return signal;
-    store.SweepLeases();
+    store.Sweep();
     context.watch.Sweep(context.clock.Now() - kStallDeadline);
     if (const int reclaimed = store.ReclaimAbandoned(); reclaimed > 0) {
       Log(LogLevel::kWarning, "gave up open sequences whose writers went silent",
@@ -111,7 +123,14 @@ int Serve(const Config& config) {
                                           .open_sequence_deadline = config.open_sequence_deadline,
                                           .max_leases = config.max_leases,
                                           .max_lease = config.max_lease,
-                                          .first_lease_id = FirstLeaseId()},
+                                          .max_pins = config.max_pins,
+                                          .max_pin = config.max_pin,
+                                          .first_grant_id = FirstGrantId(),
+                                          .eviction = EvictionOf(config.eviction),
+                                          .evict_above = config.evict_above,
+                                          .evict_until = config.evict_until,
+                                          .idle_ttl = OrNever(config.idle_ttl),
+                                          .default_quota = OrNone(config.default_quota)},
                                          device, clock);
   if (!store.ok()) return Fail(store.status());
 

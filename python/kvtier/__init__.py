@@ -9,9 +9,10 @@
     k, v = client.read("request-1").layers[0][:2]
 """
 
-from kvtier.client import AppendStream, Client, Layer, LayerData, Lease, Model, ReadResult
+from kvtier.client import AppendStream, Client, Layer, LayerData, Model, ReadResult
 from kvtier.dtypes import from_float32, to_float32
 from kvtier.errors import KvTierError
+from kvtier.grants import Lease, Pin
 from kvtier.prefix import Prompt, prefix_keys, root_key
 
 __all__ = [
@@ -22,6 +23,7 @@ __all__ = [
     "LayerData",
     "Lease",
     "Model",
+    "Pin",
     "Prompt",
     "ReadResult",
     "from_float32",

@@ -10,6 +10,7 @@ import numpy as np
 
 from kvtier.dtypes import DTYPES, NAMES, row_length
 from kvtier.errors import from_rpc_error
+from kvtier.grants import Lease, Pin
 from kvtier.v1 import kv_tier_pb2 as pb
 from kvtier.v1 import kv_tier_pb2_grpc as rpc
 
@@ -209,6 +210,36 @@ class Client:
     def _release(self, lease_id):
         self._call(self._stub.Release, pb.ReleaseRequest(namespace=self._namespace, lease_id=lease_id))
 
+    def pin(self, model=None, prompt=None, sequence="", hard=False, duration_s=0.0):
+        """A Pin on what is held of a model's Prompt, or of a sequence; 0 s: the server's default.
+
+        Soft, it is evicted only once nothing unpinned is left; hard, not at all.
+        """
+        request = pb.PinRequest(
+            namespace=self._namespace,
+            model_id=model.id if model else "",
+            prompt=prompt.to_proto() if prompt else None,
+            sequence=sequence,
+            kind=pb.PIN_KIND_HARD if hard else pb.PIN_KIND_SOFT,
+            duration_ms=round(duration_s * 1000),
+        )
+        reply = self._call(self._stub.Pin, request)
+        return Pin(self, reply.pin_id, reply.tokens)
+
+    def _unpin(self, pin_id):
+        self._call(self._stub.Unpin, pb.UnpinRequest(namespace=self._namespace, pin_id=pin_id))
+
+    def quota(self):
+        """(quota, held) of the namespace in bytes; a quota of 0 is the whole budget."""
+        reply = self._call(self._stub.GetQuota, pb.GetQuotaRequest(namespace=self._namespace))
+        return reply.quota_bytes, reply.held_bytes
+
+    def set_quota(self, quota_bytes):
+        """Bounds what the namespace holds, 0: as the server has it by default; (quota, held) as they are then."""
+        request = pb.SetQuotaRequest(namespace=self._namespace, quota_bytes=quota_bytes)
+        reply = self._call(self._stub.SetQuota, request)
+        return reply.quota_bytes, reply.held_bytes
+
     def fork(self, sequence, new_sequence, tokens=None):
         """Opens new_sequence with the first tokens of `sequence`, all if None; how many it begins with: whole pages but at
         the current length."""
@@ -217,6 +248,13 @@ class Client:
 
     def seal(self, sequence, tokens):
         self._call(self._stub.Seal, pb.SealRequest(namespace=self._namespace, sequence=sequence, tokens=tokens))
+
+    def truncate(self, sequence, tokens, writer_epoch=0):
+        """Ends an open sequence after `tokens` tokens; its append streams end. A group of codes is never cut."""
+        request = pb.TruncateRequest(
+            namespace=self._namespace, sequence=sequence, tokens=tokens, writer_epoch=writer_epoch
+        )
+        self._call(self._stub.Truncate, request)
 
     def abort(self, sequence):
         self._call(self._stub.Abort, pb.AbortRequest(namespace=self._namespace, sequence=sequence))
@@ -292,32 +330,6 @@ class Client:
             setattr(target, f"num_{field}s", len(wanted))
         with _errors():
             return _assemble(self._stub.Read(request, timeout=self._stream_timeout_s), layout)
-
-
-class Lease:
-    """What can be read until the lease ends, whatever becomes of the sequences that hold it; a context manager.
-
-    tokens: how many it holds, from the first on; 0 where nothing of the prompt is held, and then there is no lease.
-    """
-
-    def __init__(self, client, lease_id, tokens):
-        self._client = client
-        self.id = lease_id
-        self.tokens = tokens
-
-    def renew(self, duration_s=0.0):
-        """Sets the deadline anew, from now. A lease that has ended is KvTierError with the reason LEASE_ENDED."""
-        self._client._renew(self.id, duration_s)
-
-    def release(self):
-        if self.id:
-            self._client._release(self.id)
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        self.release()
 
 
 def _assemble(messages, layout):

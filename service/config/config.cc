@@ -97,6 +97,14 @@ void CheckAddresses(Layers& layers, LoadResult& result) {
   }
 }
 
+void CheckWatermarks(Layers& layers, LoadResult& result) {
+  if (result.config.evict_until <= result.config.evict_above) return;
+  result.problems.push_back(
+      fmt::format("evict_until is {} ({}) and evict_above is {} ({}); want at most as much",
+                  result.config.evict_until, layers.SettingOf("evict_until").origin,
+                  result.config.evict_above, layers.SettingOf("evict_above").origin));
+}
+
 std::string SettingsText(const std::vector<Setting>& settings) {
   const auto shown = [](const Setting& s) { return s.value.empty() ? "\"\"" : s.value; };
   std::size_t key_width = 0;
@@ -155,6 +163,7 @@ LoadResult LoadConfig(int argc, const char* const* argv, const Environment& envi
   ApplyEnvironment(environment, layers, result);
   for (const auto& [field, text] : flags.values) layers.Set(*field, text, "flag " + field->flag());
   CheckAddresses(layers, result);
+  CheckWatermarks(layers, result);
   for (const Field& field : Fields())
     layers.SettingOf(field.key).value = field.type.show(result.config);
 

@@ -26,6 +26,13 @@ struct Config {
   absl::Duration open_sequence_deadline = absl::Minutes(5);
   std::int64_t max_leases = 65'536;
   absl::Duration max_lease = absl::Minutes(10);
+  std::int64_t max_pins = 4096;
+  absl::Duration max_pin = absl::Hours(24);
+  std::string eviction = "lru";
+  int evict_above = 99;  // percent of `memory`
+  int evict_until = 98;
+  absl::Duration idle_ttl;         // 0: for ever
+  std::int64_t default_quota = 0;  // bytes; 0: all of `memory`
   int max_message_bytes = 4 << 20;
   int read_chunk_bytes = 1 << 20;
   int workers = 0;  // 0: as many as there are cores

@@ -1,6 +1,7 @@
 #include "service/metrics/catalog.h"
 
 #include <algorithm>
+#include <array>
 #include <functional>
 #include <utility>
 
@@ -72,6 +73,16 @@ Samples Sequences(const Snapshot& snapshot) {
   return samples;
 }
 
+template <std::int64_t cachestore::EvictionCount::*field>
+Samples PerEvictionReason(const Snapshot& snapshot) {
+  constexpr std::array kReasons = {"memory", "quota", "idle"};
+  static_assert(kReasons.size() == cachestore::kEvictionReasons);
+  Samples samples;
+  for (std::size_t i = 0; i < kReasons.size(); ++i)
+    samples.push_back({{kReasons[i]}, static_cast<double>(snapshot.evictions[i].*field)});
+  return samples;
+}
+
 Samples RangeUsed(const Snapshot& snapshot) {
   Samples samples;
   for (const ModelFigures& m : snapshot.models) {
@@ -92,6 +103,7 @@ std::vector<MetricRow> MakeCatalog() {  // NOLINT(readability-function-size): a 
   const Labels model_as = {"model", "format", "as"};
   const Labels model_side = {"model", "format", "side"};
   const Labels model_state = {"model", "format", "state"};
+  const Labels reason = {"reason"};
   const Labels refusal = {"rpc", "reason"};
   const Labels build = {"version", "revision", "device"};
   return {
@@ -120,6 +132,7 @@ std::vector<MetricRow> MakeCatalog() {  // NOLINT(readability-function-size): a 
        PerModel<&ModelFigures::stored_bytes>},
       {kGauge, "kvtier_sequences", model_state, "Sequences held: open or sealed.", Sequences},
       {kGauge, "kvtier_leases", none, "Leases that clients hold.", One<&Snapshot::leases>},
+      {kGauge, "kvtier_pins", none, "Pins that clients hold.", One<&Snapshot::pins>},
       {kGauge, "kvtier_layers", model, "Layers of the registered models, held or not.",
        PerModel<&ModelFigures::layers>},
       {kGauge, "kvtier_unit_scale_layers", model,
@@ -142,6 +155,13 @@ std::vector<MetricRow> MakeCatalog() {  // NOLINT(readability-function-size): a 
       {kCounter, "kvtier_saturated_values_total", model,
        "Values that the stored format could not hold and that became its largest.",
        PerModel<&ModelFigures::saturated_values>},
+      {kCounter, "kvtier_evictions_total", reason,
+       "Page columns, and ends of sequences behind their last one, that were evicted: because the "
+       "memory was full, a namespace's quota, or they were idle.",
+       PerEvictionReason<&cachestore::EvictionCount::evictions>},
+      {kCounter, "kvtier_evicted_tokens_total", reason,
+       "Tokens that these held; once where sequences shared them.",
+       PerEvictionReason<&cachestore::EvictionCount::tokens>},
       {kHistogram, kAppendDuration, none,
        "A chunk of an append, from received to ready to be acknowledged.", nullptr},
       {kHistogram, kReadDuration, none, "A read, from asked to last byte handed over.", nullptr},

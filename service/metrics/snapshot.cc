@@ -67,6 +67,8 @@ Snapshot TakeSnapshot(const cachestore::Store& store) {
   snapshot.budget = store.budget();
   snapshot.memory = store.memory();
   snapshot.leases = store.leases();
+  snapshot.pins = store.pins();
+  snapshot.evictions = store.evictions();
   snapshot.process = ReadProcessFigures();
 
   std::map<std::pair<std::string, std::string>, ModelFigures> models;

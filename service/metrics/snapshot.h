@@ -4,6 +4,7 @@
 #include <string>
 #include <vector>
 
+#include "cachestore/eviction_counts.h"
 #include "cachestore/model/memory_parts.h"
 #include "service/metrics/process.h"
 
@@ -52,6 +53,8 @@ struct Snapshot {
   bool draining = false;
   std::int64_t budget = 0;
   std::int64_t leases = 0;
+  std::int64_t pins = 0;
+  cachestore::EvictionCounts evictions;
   cachestore::MemoryParts memory;
   std::vector<ModelFigures> models;  // by model and format
   ProcessFigures process;

@@ -28,6 +28,31 @@ std::uint64_t MillisecondsOf(absl::Duration duration) {
   return static_cast<std::uint64_t>(absl::ToInt64Milliseconds(duration));
 }
 
+// What `of_prompt` or `of_sequence` makes of a request that names one of the two.
+template <class Request, class F, class G>
+absl::StatusOr<cachestore::Grant> OfPromptOrSequence(const Request& request, F of_prompt,
+                                                     G of_sequence) {
+  if (request.sequence().empty() != request.has_prompt()) {
+    return cachestore::Error(cachestore::Reason::kInvalidField,
+                             request.has_prompt()
+                                 ? "prompt and sequence are both set; want one of the two"
+                                 : "neither prompt nor sequence is set; want one of the two");
+  }
+  if (request.has_prompt()) {
+    KVT_ASSIGN_OR_RETURN(const std::string name_space, NamespaceFrom(request.namespace_()));
+    return of_prompt(name_space, PromptFrom(request.prompt()));
+  }
+  KVT_ASSIGN_OR_RETURN(const SequenceKey key, KeyFrom(request.namespace_(), request.sequence()));
+  return of_sequence(key);
+}
+
+template <class Response>
+void FillQuota(const cachestore::QuotaStanding& standing, Response& response) {
+  if (standing.quota != cachestore::kNoQuota)
+    response.set_quota_bytes(static_cast<std::uint64_t>(standing.quota));
+  response.set_held_bytes(static_cast<std::uint64_t>(standing.held));
+}
+
 }  // namespace
 
 template <class Response, class Work>
@@ -100,27 +125,19 @@ grpc::ServerUnaryReactor* KvTierServiceImpl::Lookup(Call* call, const v1::Lookup
 grpc::ServerUnaryReactor* KvTierServiceImpl::Acquire(Call* call, const v1::AcquireRequest* request,
                                                      v1::AcquireResponse* response) {
   return Serve(call, "Acquire", response, [this, request, response]() -> absl::Status {
-    KVT_ASSIGN_OR_RETURN(const absl::Duration duration, LeaseDurationFrom(request->duration_ms()));
-    if (request->sequence().empty() != request->has_prompt()) {
-      return cachestore::Error(cachestore::Reason::kInvalidField,
-                               request->has_prompt()
-                                   ? "prompt and sequence are both set; want one of the two"
-                                   : "neither prompt nor sequence is set; want one of the two");
-    }
-    absl::StatusOr<cachestore::LeaseGrant> grant;
-    if (request->has_prompt()) {
-      KVT_ASSIGN_OR_RETURN(const std::string name_space, NamespaceFrom(request->namespace_()));
-      grant = context_.store.Acquire(name_space, request->model_id(), PromptFrom(request->prompt()),
-                                     duration);
-    } else {
-      KVT_ASSIGN_OR_RETURN(const SequenceKey key,
-                           KeyFrom(request->namespace_(), request->sequence()));
-      grant = context_.store.Acquire(key, duration);
-    }
-    KVT_RETURN_IF_ERROR(grant.status());
-    response->set_lease_id(grant->id);
-    response->set_tokens(static_cast<std::uint64_t>(grant->tokens));
-    response->set_duration_ms(MillisecondsOf(grant->duration));
+    KVT_ASSIGN_OR_RETURN(const absl::Duration duration, GrantDurationFrom(request->duration_ms()));
+    cachestore::Store& store = context_.store;
+    KVT_ASSIGN_OR_RETURN(const cachestore::Grant grant,
+                         OfPromptOrSequence(
+                             *request,
+                             [&](const std::string& name_space, const cachestore::Prompt& prompt) {
+                               return store.Acquire(name_space, request->model_id(), prompt,
+                                                    duration);
+                             },
+                             [&](const SequenceKey& key) { return store.Acquire(key, duration); }));
+    response->set_lease_id(grant.id);
+    response->set_tokens(static_cast<std::uint64_t>(grant.tokens));
+    response->set_duration_ms(MillisecondsOf(grant.duration));
     return absl::OkStatus();
   });
 }
@@ -129,8 +146,8 @@ grpc::ServerUnaryReactor* KvTierServiceImpl::Renew(Call* call, const v1::RenewRe
                                                    v1::RenewResponse* response) {
   return Serve(call, "Renew", response, [this, request, response]() -> absl::Status {
     KVT_ASSIGN_OR_RETURN(const std::string name_space, NamespaceFrom(request->namespace_()));
-    KVT_ASSIGN_OR_RETURN(const absl::Duration duration, LeaseDurationFrom(request->duration_ms()));
-    KVT_ASSIGN_OR_RETURN(const cachestore::LeaseGrant grant,
+    KVT_ASSIGN_OR_RETURN(const absl::Duration duration, GrantDurationFrom(request->duration_ms()));
+    KVT_ASSIGN_OR_RETURN(const cachestore::Grant grant,
                          context_.store.Renew(name_space, request->lease_id(), duration));
     response->set_duration_ms(MillisecondsOf(grant.duration));
     return absl::OkStatus();
@@ -142,6 +159,36 @@ grpc::ServerUnaryReactor* KvTierServiceImpl::Release(Call* call, const v1::Relea
   return Serve(call, "Release", response, [this, request]() -> absl::Status {
     KVT_ASSIGN_OR_RETURN(const std::string name_space, NamespaceFrom(request->namespace_()));
     context_.store.Release(name_space, request->lease_id());
+    return absl::OkStatus();
+  });
+}
+
+grpc::ServerUnaryReactor* KvTierServiceImpl::Pin(Call* call, const v1::PinRequest* request,
+                                                 v1::PinResponse* response) {
+  return Serve(call, "Pin", response, [this, request, response]() -> absl::Status {
+    KVT_ASSIGN_OR_RETURN(const absl::Duration duration, GrantDurationFrom(request->duration_ms()));
+    KVT_ASSIGN_OR_RETURN(const cachestore::PinKind kind, PinKindFrom(request->kind()));
+    cachestore::Store& store = context_.store;
+    KVT_ASSIGN_OR_RETURN(
+        const cachestore::Grant grant,
+        OfPromptOrSequence(
+            *request,
+            [&](const std::string& name_space, const cachestore::Prompt& prompt) {
+              return store.AddPin(name_space, request->model_id(), prompt, kind, duration);
+            },
+            [&](const SequenceKey& key) { return store.AddPin(key, kind, duration); }));
+    response->set_pin_id(grant.id);
+    response->set_tokens(static_cast<std::uint64_t>(grant.tokens));
+    response->set_duration_ms(MillisecondsOf(grant.duration));
+    return absl::OkStatus();
+  });
+}
+
+grpc::ServerUnaryReactor* KvTierServiceImpl::Unpin(Call* call, const v1::UnpinRequest* request,
+                                                   v1::UnpinResponse* response) {
+  return Serve(call, "Unpin", response, [this, request]() -> absl::Status {
+    KVT_ASSIGN_OR_RETURN(const std::string name_space, NamespaceFrom(request->namespace_()));
+    context_.store.Unpin(name_space, request->pin_id());
     return absl::OkStatus();
   });
 }
@@ -172,6 +219,18 @@ grpc::ServerUnaryReactor* KvTierServiceImpl::Seal(Call* call, const v1::SealRequ
     KVT_ASSIGN_OR_RETURN(const std::int64_t tokens, TokensFrom(request->tokens(), "tokens"));
     response->set_tokens(request->tokens());
     return context_.store.Seal(key, tokens);
+  });
+}
+
+grpc::ServerUnaryReactor* KvTierServiceImpl::Truncate(Call* call,
+                                                      const v1::TruncateRequest* request,
+                                                      v1::TruncateResponse* response) {
+  return Serve(call, "Truncate", response, [this, request, response]() -> absl::Status {
+    KVT_ASSIGN_OR_RETURN(const SequenceKey key,
+                         KeyFrom(request->namespace_(), request->sequence()));
+    KVT_ASSIGN_OR_RETURN(const std::int64_t tokens, TokensFrom(request->tokens(), "tokens"));
+    response->set_tokens(request->tokens());
+    return context_.store.Truncate(key, tokens, request->writer_epoch());
   });
 }
 
@@ -254,6 +313,27 @@ grpc::ServerUnaryReactor* KvTierServiceImpl::Scales(Call* call, const v1::Scales
   return Serve(call, "Scales", response, [this, request, response]() -> absl::Status {
     KVT_ASSIGN_OR_RETURN(const auto entry, context_.store.FindModel(request->model_id()));
     FillScales(*entry, *response);
+    return absl::OkStatus();
+  });
+}
+
+grpc::ServerUnaryReactor* KvTierServiceImpl::GetQuota(Call* call,
+                                                      const v1::GetQuotaRequest* request,
+                                                      v1::GetQuotaResponse* response) {
+  return Serve(call, "GetQuota", response, [this, request, response]() -> absl::Status {
+    KVT_ASSIGN_OR_RETURN(const std::string name_space, NamespaceFrom(request->namespace_()));
+    FillQuota(context_.store.GetQuota(name_space), *response);
+    return absl::OkStatus();
+  });
+}
+
+grpc::ServerUnaryReactor* KvTierServiceImpl::SetQuota(Call* call,
+                                                      const v1::SetQuotaRequest* request,
+                                                      v1::SetQuotaResponse* response) {
+  return Serve(call, "SetQuota", response, [this, request, response]() -> absl::Status {
+    KVT_ASSIGN_OR_RETURN(const std::string name_space, NamespaceFrom(request->namespace_()));
+    KVT_ASSIGN_OR_RETURN(const std::int64_t bytes, QuotaFrom(request->quota_bytes()));
+    FillQuota(context_.store.SetQuota(name_space, bytes), *response);
     return absl::OkStatus();
   });
 }

@@ -25,8 +25,12 @@ class KvTierServiceImpl final : public v1::KvTierService::CallbackService {
   Unary* Renew(Call* call, const v1::RenewRequest* request, v1::RenewResponse* response) override;
   Unary* Release(Call* call, const v1::ReleaseRequest* request,
                  v1::ReleaseResponse* response) override;
+  Unary* Pin(Call* call, const v1::PinRequest* request, v1::PinResponse* response) override;
+  Unary* Unpin(Call* call, const v1::UnpinRequest* request, v1::UnpinResponse* response) override;
   Unary* Fork(Call* call, const v1::ForkRequest* request, v1::ForkResponse* response) override;
   Unary* Seal(Call* call, const v1::SealRequest* request, v1::SealResponse* response) override;
+  Unary* Truncate(Call* call, const v1::TruncateRequest* request,
+                  v1::TruncateResponse* response) override;
   Unary* Abort(Call* call, const v1::AbortRequest* request, v1::AbortResponse* response) override;
   grpc::ServerWriteReactor<v1::ReadResponse>* Read(Call* call,
                                                    const v1::ReadRequest* request) override;
@@ -40,6 +44,10 @@ class KvTierServiceImpl final : public v1::KvTierService::CallbackService {
                   v1::CapacityResponse* response) override;
   Unary* Scales(Call* call, const v1::ScalesRequest* request,
                 v1::ScalesResponse* response) override;
+  Unary* GetQuota(Call* call, const v1::GetQuotaRequest* request,
+                  v1::GetQuotaResponse* response) override;
+  Unary* SetQuota(Call* call, const v1::SetQuotaRequest* request,
+                  v1::SetQuotaResponse* response) override;
   Unary* Drain(Call* call, const v1::DrainRequest* request, v1::DrainResponse* response) override;
 
  private:

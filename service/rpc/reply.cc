@@ -75,6 +75,7 @@ v1::SequenceInfo ToProto(const cachestore::SequenceDescription& description) {
   out.set_state(description.state == cachestore::SequenceState::kSealed ? v1::SEQUENCE_STATE_SEALED
                                                                         : v1::SEQUENCE_STATE_OPEN);
   out.set_committed_tokens(description.committed_tokens);
+  out.set_evicted_tokens(description.evicted_tokens);
   *out.mutable_memory() = ToProto(description.held);
   out.set_source_bytes(description.committed_tokens * model.source_bytes_per_token);
   out.set_saturated_values(description.saturated_values);

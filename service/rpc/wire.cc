@@ -288,7 +288,25 @@ cachestore::Prompt PromptFrom(const v1::Prompt& prompt) {
   return out;
 }
 
-absl::StatusOr<absl::Duration> LeaseDurationFrom(std::uint64_t milliseconds) {
+absl::StatusOr<cachestore::PinKind> PinKindFrom(v1::PinKind kind) {
+  switch (kind) {
+    case v1::PIN_KIND_UNSPECIFIED:
+    case v1::PIN_KIND_SOFT:
+      return cachestore::PinKind::kSoft;
+    case v1::PIN_KIND_HARD:
+      return cachestore::PinKind::kHard;
+    default:
+      return Refuse(fmt::format("kind is {}; want SOFT or HARD", static_cast<int>(kind)));
+  }
+}
+
+absl::StatusOr<std::int64_t> QuotaFrom(std::uint64_t bytes) {
+  constexpr std::uint64_t kMost = std::uint64_t{1} << 50;
+  if (bytes <= kMost) return static_cast<std::int64_t>(bytes);
+  return Refuse(fmt::format("quota_bytes is {}; want at most {}", bytes, kMost));
+}
+
+absl::StatusOr<absl::Duration> GrantDurationFrom(std::uint64_t milliseconds) {
   constexpr std::uint64_t kDay = 24 * 60 * 60 * 1000;
   if (milliseconds <= kDay) return absl::Milliseconds(static_cast<std::int64_t>(milliseconds));
   return Refuse(fmt::format("duration_ms is {}; want at most {}", milliseconds, kDay));

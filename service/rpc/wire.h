@@ -26,7 +26,9 @@ absl::StatusOr<cachestore::ModelRequest> ModelRequestFrom(const v1::RegisterMode
 cachestore::Prompt PromptFrom(const v1::Prompt& prompt);
 
 // 0: as the store has it by default.
-absl::StatusOr<absl::Duration> LeaseDurationFrom(std::uint64_t milliseconds);
+absl::StatusOr<absl::Duration> GrantDurationFrom(std::uint64_t milliseconds);
+absl::StatusOr<cachestore::PinKind> PinKindFrom(v1::PinKind kind);
+absl::StatusOr<std::int64_t> QuotaFrom(std::uint64_t bytes);
 
 // Without on_end, which the caller sets.
 absl::StatusOr<cachestore::WriterRequest> WriterRequestFrom(const v1::AppendOpen& open);

@@ -32,8 +32,9 @@ constexpr ReadFormat kAsFp32{.as = ElementType::kFp32};
 // All sequences have the same tokens, and a format in which values don't depend on who wrote them.
 class SharedTraffic {
  public:
-  explicit SharedTraffic(Random& random)
-      : entry_(store_.Register(testing::RequestOf(spec_, "fp8", 16))),
+  SharedTraffic(Random& random, const StoreOptions& options)
+      : store_(options),
+        entry_(store_.Register(testing::RequestOf(spec_, "fp8", 16))),
         data_(kvtier::testing::MakeKvData(spec_, kTokens, random, 100.0f)),
         naive_(entry_->model(), data_, kTokens) {}
 
@@ -48,14 +49,18 @@ class SharedTraffic {
         case 2:
           store_->Remove(SomeKey(random)).IgnoreError();
           break;
-        case 3:
+        case 3: {
+          const auto kind = random.OneIn(2) ? PinKind::kHard : PinKind::kSoft;
+          if (random.OneIn(4))
+            store_->AddPin(SomeKey(random), kind, absl::Seconds(1)).status().IgnoreError();
           store_->Fork(SomeKey(random), SomeKey(random).id, random.OneIn(2) ? -1 : 40)
               .status()
               .IgnoreError();
           break;
+        }
         case 4:
           store_.clock.Advance(absl::Milliseconds(random.Between(0, 300)));
-          store_->SweepLeases();
+          store_->Sweep();
           break;
         case 5: {
           const auto held =
@@ -91,12 +96,14 @@ class SharedTraffic {
     }
   }
 
+  bool Evicts() { return store_->evictions()[0].evictions > 0; }
   void ExpectNothingHeld() {
     for (const SequenceDescription& held : store_->List({kSpace, ""}, 100))
       EXPECT_THAT(store_->Remove({kSpace, held.id}), IsOk());
     store_.clock.Advance(absl::Hours(1));
-    store_->SweepLeases();
+    store_->Sweep();
     EXPECT_EQ(store_->leases(), 0);
+    EXPECT_EQ(store_->pins(), 0);
     EXPECT_EQ(store_->memory().free, store_->budget());
     EXPECT_EQ(entry_->totals().sequences(), 0);
     EXPECT_EQ(entry_->totals().tokens_held, 0);
@@ -116,7 +123,7 @@ class SharedTraffic {
     WriterRequest request;
     request.key = key;
     request.model_id = entry_->model().id;
-    request.prompt = PromptFrom(0, kTokens);
+    request.prompt = PromptFrom(random.OneIn(2) ? 0 : 1000, kTokens);
     const auto writer = store_->OpenWriter(std::move(request));
     if (!writer.ok()) return;
     std::int64_t from = (*writer)->standing().received_tokens;
@@ -127,7 +134,7 @@ class SharedTraffic {
       if (!(*writer)->Append(message.chunk()).ok()) return;
       from += count;
     }
-    if (random.OneIn(3)) store_->Seal(key, from).IgnoreError();
+    if (!random.OneIn(3)) store_->Seal(key, from).IgnoreError();
   }
 
   void Read(absl::StatusOr<SequenceReader> reader) {
@@ -164,7 +171,7 @@ class SharedTraffic {
   }
 
   const ModelSpec spec_ = testing::UniformSpec({.layers = 2, .heads = 2, .dim = 32});
-  TestStore store_{StoreOptions{.memory = 8 << 20}};
+  TestStore store_;
   std::shared_ptr<ModelEntry> entry_;
   KvData data_;
   NaiveSequence naive_;
@@ -172,9 +179,12 @@ class SharedTraffic {
   std::atomic<std::int64_t> shared_{0};
 };
 
-TEST(LeaseConcurrency, ReadersGetTheirValuesOrAreToldThatTheLeaseHasEnded) {
+// With room for everything, and with so little that something is evicted all the time.
+class LeaseConcurrency : public ::testing::TestWithParam<StoreOptions> {};
+
+TEST_P(LeaseConcurrency, ReadersGetTheirValuesOrAreToldThatTheLeaseHasEnded) {
   SeededRandom random;
-  SharedTraffic traffic(random);
+  SharedTraffic traffic(random, GetParam());
   std::vector<std::thread> threads;
   for (int i = 0; i < 4; ++i) {
     threads.emplace_back([&, seed = random.engine()()] {
@@ -184,7 +194,18 @@ TEST(LeaseConcurrency, ReadersGetTheirValuesOrAreToldThatTheLeaseHasEnded) {
   }
   for (std::thread& thread : threads) thread.join();
   traffic.ExpectNothingHeld();
+  EXPECT_EQ(traffic.Evicts(), GetParam().memory < 1 << 20);
 }
+
+INSTANTIATE_TEST_SUITE_P(
+    Budgets, LeaseConcurrency,
+    ::testing::Values(StoreOptions{.memory = 8 << 20},
+                      StoreOptions{.memory = 45'000, .eviction = EvictionPolicyName::kLru},
+                      StoreOptions{.memory = 45'000, .eviction = EvictionPolicyName::kS3Fifo}),
+    [](const auto& test) {
+      if (test.param.memory > 1 << 20) return "ample";
+      return test.param.eviction == EvictionPolicyName::kLru ? "scarce_lru" : "scarce_s3_fifo";
+    });
 
 }  // namespace
 }  // namespace kvtier::cachestore

@@ -48,7 +48,7 @@ class LeaseTest : public ::testing::TestWithParam<const char*> {
     const std::int64_t from = writer->standing().received_tokens;
     AppendSpan(*writer, data_, {from, tokens - from});
   }
-  LeaseGrant Acquire(const Prompt& prompt, absl::Duration duration = absl::ZeroDuration()) {
+  Grant Acquire(const Prompt& prompt, absl::Duration duration = absl::ZeroDuration()) {
     return store_->Acquire(kSpace, model().id, prompt, duration).value();
   }
   absl::StatusOr<SequenceReader> Open(std::uint64_t lease, ReadRange range = {}) {
@@ -80,7 +80,7 @@ TEST_P(LeaseTest, HoldsWhatOfAPromptIsHeld) {
   // Inside a page, at a page's end, in what is no column yet, and all of it.
   for (const std::int64_t tokens : {std::int64_t{16}, std::int64_t{64}, std::int64_t{80},
                                     std::int64_t{128}, std::int64_t{192}, kTokens}) {
-    const LeaseGrant lease = Acquire(PromptFrom(0, tokens));
+    const Grant lease = Acquire(PromptFrom(0, tokens));
     EXPECT_EQ(lease.tokens, std::min<std::int64_t>(tokens, 192));
     EXPECT_EQ(lease.duration, kDefaultLease);
     // A page of others' tokens is read as codes as far as it goes.
@@ -94,8 +94,8 @@ TEST_P(LeaseTest, HoldsWhatOfAPromptIsHeld) {
 
 TEST_P(LeaseTest, KeepsWhatIsRemovedUntilItIsReleased) {
   Write("a", PromptFrom(0, kTokens), 200);
-  const LeaseGrant by_prompt = Acquire(PromptFrom(0, 160));
-  const LeaseGrant by_name = store_->Acquire(Key("a"), absl::ZeroDuration()).value();
+  const Grant by_prompt = Acquire(PromptFrom(0, 160));
+  const Grant by_name = store_->Acquire(Key("a"), absl::ZeroDuration()).value();
   EXPECT_EQ(by_name.tokens, 200);
   ASSERT_THAT(store_->Remove(Key("a")), IsOk());
   EXPECT_THAT(store_->Describe(Key("a")), Refuses(Reason::kUnknownSequence, HasSubstr("a")));
@@ -119,7 +119,7 @@ TEST_P(LeaseTest, KeepsWhatIsRemovedUntilItIsReleased) {
 
 TEST_P(LeaseTest, ExpiresAndEndsARunningRead) {
   Write("a", PromptFrom(0, kTokens), 200);
-  const LeaseGrant lease = Acquire(PromptFrom(0, 192), absl::Milliseconds(200));
+  const Grant lease = Acquire(PromptFrom(0, 192), absl::Milliseconds(200));
   auto reader = Open(lease.id);
   ASSERT_THAT(reader, IsOk());
   EXPECT_THAT(FillSome(*reader), IsOk());
@@ -129,8 +129,8 @@ TEST_P(LeaseTest, ExpiresAndEndsARunningRead) {
   EXPECT_THAT(Open(lease.id), Refuses(Reason::kLeaseEnded, HasSubstr("expired")));
   EXPECT_THAT(store_->Renew(kSpace, lease.id, absl::ZeroDuration()),
               Refuses(Reason::kLeaseEnded, HasSubstr("expired")));
-  EXPECT_EQ(store_->SweepLeases(), 1);
-  EXPECT_EQ(store_->SweepLeases(), 0);
+  EXPECT_EQ(store_->Sweep(), 1);
+  EXPECT_EQ(store_->Sweep(), 0);
   EXPECT_GT(store_->memory().use.total(), 0) << "a reader that has not noticed yet is no danger";
   // Others' bytes come; the reader never sees one.
   Write("b", PromptFrom(1000, kTokens), 200);
@@ -152,13 +152,13 @@ TEST_P(LeaseTest, AReadByNameEndsInTheEnd) {
 
 TEST_P(LeaseTest, IsRenewedAsLongAsItLives) {
   Write("a", PromptFrom(0, kTokens), 100);
-  const LeaseGrant lease = Acquire(PromptFrom(0, 96), absl::Seconds(1));
+  const Grant lease = Acquire(PromptFrom(0, 96), absl::Seconds(1));
   for (int i = 0; i < 100; ++i) {
     store_.clock.Advance(absl::Milliseconds(900));
     const auto renewed = store_->Renew(kSpace, lease.id, absl::Seconds(1));
     ASSERT_THAT(renewed, IsOk());
     EXPECT_EQ(renewed->tokens, 96);
-    EXPECT_EQ(store_->SweepLeases(), 0);
+    EXPECT_EQ(store_->Sweep(), 0);
   }
   ExpectReads(lease.id, 96, 100);
 }
@@ -167,7 +167,7 @@ TEST_P(LeaseTest, IsRenewedAsLongAsItLives) {
 TEST_P(LeaseTest, OnAnOpenSequenceHasItsLength) {
   const auto writer = OpenWithPrompt(store_, "a", model(), {});
   AppendSpan(*writer, data_, {0, 100});
-  const LeaseGrant lease = store_->Acquire(Key("a"), absl::ZeroDuration()).value();
+  const Grant lease = store_->Acquire(Key("a"), absl::ZeroDuration()).value();
   AppendSpan(*writer, data_, {100, 180});
   ExpectReads(lease.id, 100, 280);
   ASSERT_THAT(store_->Abort(Key("a")), IsOk());
@@ -191,7 +191,7 @@ TEST_P(LeaseTest, AcquireGivesWhatIsLeft) {
 TEST_P(LeaseTest, EndsWhenTheDeviceFails) {
   const auto writer = OpenWithPrompt(store_, "a", model(), {});
   AppendSpan(*writer, data_, {0, 100});
-  const LeaseGrant lease = store_->Acquire(Key("a"), absl::ZeroDuration()).value();
+  const Grant lease = store_->Acquire(Key("a"), absl::ZeroDuration()).value();
   store_.device.FailEncode(2);
   testing::Message message(data_, writer->shard(), {}, {0, 1}, {100, 10});
   EXPECT_FALSE(writer->Append(message.chunk()).ok());
@@ -220,7 +220,7 @@ TEST_P(LeaseTest, IsRefusedWithTheReason) {
       acquire(absl::Minutes(11)),
       Refuses(Reason::kInvalidField, HasSubstr("duration_ms is 660000; want at most 600000")));
   EXPECT_THAT(acquire(absl::Seconds(-1)), Refuses(Reason::kInvalidField, HasSubstr("-1000")));
-  const LeaseGrant lease = Acquire(PromptFrom(0, 64));
+  const Grant lease = Acquire(PromptFrom(0, 64));
   // Another namespace's number is no lease, and can't be ended.
   EXPECT_THAT(store_->OpenReader("other", lease.id, "", {}, kAsFp32),
               Refuses(Reason::kLeaseEnded, HasSubstr("no such lease")));
@@ -230,7 +230,7 @@ TEST_P(LeaseTest, IsRefusedWithTheReason) {
   EXPECT_THAT(acquire(absl::ZeroDuration()),
               Refuses(Reason::kTooManyLeases, HasSubstr("1000 leases are held")));
   store_.clock.Advance(absl::Minutes(1));
-  EXPECT_EQ(store_->SweepLeases(), 1000);
+  EXPECT_EQ(store_->Sweep(), 1000);
 }
 
 // Acquire, renew, release, expiry, remove and abort in any order, each also twice: what a live
@@ -265,7 +265,7 @@ TEST_P(LeaseTest, AnyOrderEndsAtNothing) {
         break;
       case 3:
         store_.clock.Advance(absl::Seconds(random_.Between(0, 4)));
-        if (random_.OneIn(2)) store_->SweepLeases();
+        if (random_.OneIn(2)) store_->Sweep();
         break;
       default: {
         if (leases.empty()) break;
@@ -292,7 +292,7 @@ TEST_P(LeaseTest, AnyOrderEndsAtNothing) {
   }
   for (const auto& [id, length] : lengths) ASSERT_THAT(store_->Remove(Key(id)), IsOk());
   store_.clock.Advance(absl::Minutes(1));
-  store_->SweepLeases();
+  store_->Sweep();
   EXPECT_EQ(store_->leases(), 0);
   EXPECT_EQ(store_->memory().free, kMemory);
   EXPECT_EQ(entry_->totals().sequences(), 0);

@@ -224,7 +224,7 @@ void* WriteShareAndRemoveALongPrefix(void*) {
     const auto other = OpenWithPrompt(store, "b", model, prompt);
     EXPECT_EQ(other->standing().received_tokens, kLong);
   }
-  const LeaseGrant lease = store->Acquire("default", model.id, prompt, {}).value();
+  const Grant lease = store->Acquire("default", model.id, prompt, {}).value();
   EXPECT_EQ(lease.tokens, kLong);
   EXPECT_THAT(store->Remove(Key("a")), IsOk());
   EXPECT_THAT(store->Remove(Key("b")), IsOk());

@@ -49,7 +49,8 @@ MemoryHeld HeldByModels(TestStore& store) {
 // A store full of random work, and a model of what each sequence has.
 class RandomWork {
  public:
-  explicit RandomWork(std::int64_t memory) : store_(memory) {
+  explicit RandomWork(std::int64_t memory)
+      : store_(StoreOptions{.memory = memory, .eviction = EvictionPolicyName::kNone}) {
     for (const char* format : {"auto", "fp8", "kivi2", "kivi(4,4,16,0)", "int8_per_token_head"}) {
       const ModelSpec spec = testing::UniformSpec({.layers = 2, .heads = 2, .dim = 32});
       models_.push_back(store_.Register(testing::RequestOf(spec, format, 64)));
@@ -293,7 +294,7 @@ TEST(StoreBudget, ACopyOfTheResidualIsRefusedWhereItDoesNotFit) {
   Message message(data, writer->shard(), {}, {0}, {50, 10});
   std::optional<SequenceReader> reader = store.Read("s");
   EXPECT_THAT(writer->Append(message.chunk()),
-              Refuses(Reason::kBudget, HasSubstr("16384 more are needed")));
+              Refuses(Reason::kBudget, HasSubstr("32768 more are needed")));
   reader.reset();
   EXPECT_THAT(writer->Append(message.chunk()), IsOk());
 }

@@ -10,12 +10,12 @@ import time
 
 
 class LiveServer:
-    def __init__(self, memory="64MiB"):
+    def __init__(self, memory="64MiB", *flags):
         self._folder = tempfile.TemporaryDirectory()
         ready = pathlib.Path(self._folder.name) / "ready.json"
         command = [os.environ["KVTIER_KVTIERD"], "--listen=127.0.0.1:0", "--health-listen=127.0.0.1:0", "--metrics-listen="]
         environment = {k: v for k, v in os.environ.items() if not k.startswith("KVTIER_")}
-        command += [f"--memory={memory}", "--log-level=error", f"--ready-file={ready}"]
+        command += [f"--memory={memory}", "--log-level=error", f"--ready-file={ready}", *flags]
         self._process = subprocess.Popen(command, env=environment)
         deadline = time.monotonic() + 30
         while not ready.exists():

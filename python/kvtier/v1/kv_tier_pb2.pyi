@@ -23,6 +23,9 @@ LAYOUT_UNSPECIFIED: Layout
 NON_FINITE_POLICY_REFUSE: NonFinitePolicy
 NON_FINITE_POLICY_SATURATE: NonFinitePolicy
 NON_FINITE_POLICY_UNSPECIFIED: NonFinitePolicy
+PIN_KIND_HARD: PinKind
+PIN_KIND_SOFT: PinKind
+PIN_KIND_UNSPECIFIED: PinKind
 READ_AS_BF16: ReadAs
 READ_AS_FP16: ReadAs
 READ_AS_FP32: ReadAs
@@ -246,6 +249,22 @@ class FormatPolicy(_message.Message):
     kv_cache_dtype_skip_layers: _containers.RepeatedScalarFieldContainer[str]
     def __init__(self, kv_cache_dtype: _Optional[str] = ..., kv_cache_dtype_skip_layers: _Optional[_Iterable[str]] = ...) -> None: ...
 
+class GetQuotaRequest(_message.Message):
+    __slots__ = ["namespace"]
+    NAMESPACE_FIELD_NUMBER: _ClassVar[int]
+    namespace: str
+    def __init__(self, namespace: _Optional[str] = ...) -> None: ...
+
+class GetQuotaResponse(_message.Message):
+    __slots__ = ["boot_id", "held_bytes", "quota_bytes"]
+    BOOT_ID_FIELD_NUMBER: _ClassVar[int]
+    HELD_BYTES_FIELD_NUMBER: _ClassVar[int]
+    QUOTA_BYTES_FIELD_NUMBER: _ClassVar[int]
+    boot_id: str
+    held_bytes: int
+    quota_bytes: int
+    def __init__(self, boot_id: _Optional[str] = ..., quota_bytes: _Optional[int] = ..., held_bytes: _Optional[int] = ...) -> None: ...
+
 class LayerInfo(_message.Message):
     __slots__ = ["k_code_tokens", "k_saturated_values", "kv_cache_dtype", "layer", "received_tokens", "v_code_tokens", "v_saturated_values"]
     KV_CACHE_DTYPE_FIELD_NUMBER: _ClassVar[int]
@@ -443,6 +462,34 @@ class ModelSpec(_message.Message):
     revision: str
     source_dtype: DType
     def __init__(self, name: _Optional[str] = ..., revision: _Optional[str] = ..., source_dtype: _Optional[_Union[DType, str]] = ..., k_rope: _Optional[_Union[RopeState, str]] = ..., hash_block_tokens: _Optional[int] = ..., layers: _Optional[_Iterable[_Union[LayerSpec, _Mapping]]] = ...) -> None: ...
+
+class PinRequest(_message.Message):
+    __slots__ = ["duration_ms", "kind", "model_id", "namespace", "prompt", "sequence"]
+    DURATION_MS_FIELD_NUMBER: _ClassVar[int]
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    MODEL_ID_FIELD_NUMBER: _ClassVar[int]
+    NAMESPACE_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_FIELD_NUMBER: _ClassVar[int]
+    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    duration_ms: int
+    kind: PinKind
+    model_id: str
+    namespace: str
+    prompt: Prompt
+    sequence: str
+    def __init__(self, namespace: _Optional[str] = ..., model_id: _Optional[str] = ..., prompt: _Optional[_Union[Prompt, _Mapping]] = ..., sequence: _Optional[str] = ..., kind: _Optional[_Union[PinKind, str]] = ..., duration_ms: _Optional[int] = ...) -> None: ...
+
+class PinResponse(_message.Message):
+    __slots__ = ["boot_id", "duration_ms", "pin_id", "tokens"]
+    BOOT_ID_FIELD_NUMBER: _ClassVar[int]
+    DURATION_MS_FIELD_NUMBER: _ClassVar[int]
+    PIN_ID_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    boot_id: str
+    duration_ms: int
+    pin_id: int
+    tokens: int
+    def __init__(self, boot_id: _Optional[str] = ..., pin_id: _Optional[int] = ..., tokens: _Optional[int] = ..., duration_ms: _Optional[int] = ...) -> None: ...
 
 class Prompt(_message.Message):
     __slots__ = ["adapter", "block_hashes", "extra_keys", "salt", "token_ids"]
@@ -658,8 +705,9 @@ class SealResponse(_message.Message):
     def __init__(self, boot_id: _Optional[str] = ..., tokens: _Optional[int] = ...) -> None: ...
 
 class SequenceInfo(_message.Message):
-    __slots__ = ["committed_tokens", "kv_cache_dtype", "memory", "model_id", "saturated_values", "sequence", "source_bytes", "state"]
+    __slots__ = ["committed_tokens", "evicted_tokens", "kv_cache_dtype", "memory", "model_id", "saturated_values", "sequence", "source_bytes", "state"]
     COMMITTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    EVICTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     KV_CACHE_DTYPE_FIELD_NUMBER: _ClassVar[int]
     MEMORY_FIELD_NUMBER: _ClassVar[int]
     MODEL_ID_FIELD_NUMBER: _ClassVar[int]
@@ -668,6 +716,7 @@ class SequenceInfo(_message.Message):
     SOURCE_BYTES_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
     committed_tokens: int
+    evicted_tokens: int
     kv_cache_dtype: str
     memory: MemoryParts
     model_id: str
@@ -675,7 +724,7 @@ class SequenceInfo(_message.Message):
     sequence: str
     source_bytes: int
     state: SequenceState
-    def __init__(self, sequence: _Optional[str] = ..., model_id: _Optional[str] = ..., kv_cache_dtype: _Optional[str] = ..., state: _Optional[_Union[SequenceState, str]] = ..., committed_tokens: _Optional[int] = ..., memory: _Optional[_Union[MemoryParts, _Mapping]] = ..., source_bytes: _Optional[int] = ..., saturated_values: _Optional[int] = ...) -> None: ...
+    def __init__(self, sequence: _Optional[str] = ..., model_id: _Optional[str] = ..., kv_cache_dtype: _Optional[str] = ..., state: _Optional[_Union[SequenceState, str]] = ..., committed_tokens: _Optional[int] = ..., memory: _Optional[_Union[MemoryParts, _Mapping]] = ..., source_bytes: _Optional[int] = ..., saturated_values: _Optional[int] = ..., evicted_tokens: _Optional[int] = ...) -> None: ...
 
 class SequenceManifest(_message.Message):
     __slots__ = ["committed_tokens", "first_head", "first_token", "k_rope", "layers", "model_id", "num_tokens", "page_tokens", "sealed", "sequence"]
@@ -715,6 +764,24 @@ class SequenceRange(_message.Message):
     sequence: str
     def __init__(self, sequence: _Optional[str] = ..., first_token: _Optional[int] = ..., num_tokens: _Optional[int] = ..., model_id: _Optional[str] = ..., lease_id: _Optional[int] = ...) -> None: ...
 
+class SetQuotaRequest(_message.Message):
+    __slots__ = ["namespace", "quota_bytes"]
+    NAMESPACE_FIELD_NUMBER: _ClassVar[int]
+    QUOTA_BYTES_FIELD_NUMBER: _ClassVar[int]
+    namespace: str
+    quota_bytes: int
+    def __init__(self, namespace: _Optional[str] = ..., quota_bytes: _Optional[int] = ...) -> None: ...
+
+class SetQuotaResponse(_message.Message):
+    __slots__ = ["boot_id", "held_bytes", "quota_bytes"]
+    BOOT_ID_FIELD_NUMBER: _ClassVar[int]
+    HELD_BYTES_FIELD_NUMBER: _ClassVar[int]
+    QUOTA_BYTES_FIELD_NUMBER: _ClassVar[int]
+    boot_id: str
+    held_bytes: int
+    quota_bytes: int
+    def __init__(self, boot_id: _Optional[str] = ..., quota_bytes: _Optional[int] = ..., held_bytes: _Optional[int] = ...) -> None: ...
+
 class StoredPart(_message.Message):
     __slots__ = ["data", "page", "tokens"]
     DATA_FIELD_NUMBER: _ClassVar[int]
@@ -724,6 +791,40 @@ class StoredPart(_message.Message):
     page: int
     tokens: _containers.RepeatedScalarFieldContainer[int]
     def __init__(self, page: _Optional[int] = ..., tokens: _Optional[_Iterable[int]] = ..., data: _Optional[bytes] = ...) -> None: ...
+
+class TruncateRequest(_message.Message):
+    __slots__ = ["namespace", "sequence", "tokens", "writer_epoch"]
+    NAMESPACE_FIELD_NUMBER: _ClassVar[int]
+    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    WRITER_EPOCH_FIELD_NUMBER: _ClassVar[int]
+    namespace: str
+    sequence: str
+    tokens: int
+    writer_epoch: int
+    def __init__(self, namespace: _Optional[str] = ..., sequence: _Optional[str] = ..., tokens: _Optional[int] = ..., writer_epoch: _Optional[int] = ...) -> None: ...
+
+class TruncateResponse(_message.Message):
+    __slots__ = ["boot_id", "tokens"]
+    BOOT_ID_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    boot_id: str
+    tokens: int
+    def __init__(self, boot_id: _Optional[str] = ..., tokens: _Optional[int] = ...) -> None: ...
+
+class UnpinRequest(_message.Message):
+    __slots__ = ["namespace", "pin_id"]
+    NAMESPACE_FIELD_NUMBER: _ClassVar[int]
+    PIN_ID_FIELD_NUMBER: _ClassVar[int]
+    namespace: str
+    pin_id: int
+    def __init__(self, namespace: _Optional[str] = ..., pin_id: _Optional[int] = ...) -> None: ...
+
+class UnpinResponse(_message.Message):
+    __slots__ = ["boot_id"]
+    BOOT_ID_FIELD_NUMBER: _ClassVar[int]
+    boot_id: str
+    def __init__(self, boot_id: _Optional[str] = ...) -> None: ...
 
 class DType(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = []
@@ -738,6 +839,9 @@ class Layout(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = []
 
 class NonFinitePolicy(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = []
+
+class PinKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = []
 
 class ReadAs(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):

@@ -44,6 +44,16 @@ class KvTierServiceStub(object):
                 request_serializer=kvtier_dot_v1_dot_kv__tier__pb2.ReleaseRequest.SerializeToString,
                 response_deserializer=kvtier_dot_v1_dot_kv__tier__pb2.ReleaseResponse.FromString,
                 )
+        self.Pin = channel.unary_unary(
+                '/kvtier.v1.KvTierService/Pin',
+                request_serializer=kvtier_dot_v1_dot_kv__tier__pb2.PinRequest.SerializeToString,
+                response_deserializer=kvtier_dot_v1_dot_kv__tier__pb2.PinResponse.FromString,
+                )
+        self.Unpin = channel.unary_unary(
+                '/kvtier.v1.KvTierService/Unpin',
+                request_serializer=kvtier_dot_v1_dot_kv__tier__pb2.UnpinRequest.SerializeToString,
+                response_deserializer=kvtier_dot_v1_dot_kv__tier__pb2.UnpinResponse.FromString,
+                )
         self.Fork = channel.unary_unary(
                 '/kvtier.v1.KvTierService/Fork',
                 request_serializer=kvtier_dot_v1_dot_kv__tier__pb2.ForkRequest.SerializeToString,
@@ -53,6 +63,11 @@ class KvTierServiceStub(object):
                 '/kvtier.v1.KvTierService/Seal',
                 request_serializer=kvtier_dot_v1_dot_kv__tier__pb2.SealRequest.SerializeToString,
                 response_deserializer=kvtier_dot_v1_dot_kv__tier__pb2.SealResponse.FromString,
+                )
+        self.Truncate = channel.unary_unary(
+                '/kvtier.v1.KvTierService/Truncate',
+                request_serializer=kvtier_dot_v1_dot_kv__tier__pb2.TruncateRequest.SerializeToString,
+                response_deserializer=kvtier_dot_v1_dot_kv__tier__pb2.TruncateResponse.FromString,
                 )
         self.Abort = channel.unary_unary(
                 '/kvtier.v1.KvTierService/Abort',
@@ -88,6 +103,16 @@ class KvTierServiceStub(object):
                 '/kvtier.v1.KvTierService/Scales',
                 request_serializer=kvtier_dot_v1_dot_kv__tier__pb2.ScalesRequest.SerializeToString,
                 response_deserializer=kvtier_dot_v1_dot_kv__tier__pb2.ScalesResponse.FromString,
+                )
+        self.GetQuota = channel.unary_unary(
+                '/kvtier.v1.KvTierService/GetQuota',
+                request_serializer=kvtier_dot_v1_dot_kv__tier__pb2.GetQuotaRequest.SerializeToString,
+                response_deserializer=kvtier_dot_v1_dot_kv__tier__pb2.GetQuotaResponse.FromString,
+                )
+        self.SetQuota = channel.unary_unary(
+                '/kvtier.v1.KvTierService/SetQuota',
+                request_serializer=kvtier_dot_v1_dot_kv__tier__pb2.SetQuotaRequest.SerializeToString,
+                response_deserializer=kvtier_dot_v1_dot_kv__tier__pb2.SetQuotaResponse.FromString,
                 )
         self.Drain = channel.unary_unary(
                 '/kvtier.v1.KvTierService/Drain',
@@ -143,6 +168,20 @@ class KvTierServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Pin(self, request, context):
+        """Keeps something from eviction without reading it, until a deadline.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Unpin(self, request, context):
+        """Ends a pin. One that has ended already is no error.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Fork(self, request, context):
         """Opens another sequence that begins as this one does, and goes its own way.
         """
@@ -153,6 +192,14 @@ class KvTierServiceServicer(object):
     def Seal(self, request, context):
         """Ends a sequence at the named token count, which must be what every layer and head has received (else FAILED_PRECONDITION,
         INCOMPLETE: nothing is cut off), and ends the streams that still write to it. Sealing again with the same count does nothing.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Truncate(self, request, context):
+        """Ends an open sequence earlier than it stands: rejected speculative tokens, say. What is codes stays codes, so that none of
+        its groups may be cut (OUT_OF_RANGE, GROUP_BOUND, names the bounds). Streams that write to it end with ABORTED.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -208,6 +255,20 @@ class KvTierServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def GetQuota(self, request, context):
+        """What a namespace may hold and holds.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def SetQuota(self, request, context):
+        """Bounds what a namespace may hold; what is above that is evicted at once, as far as it may go. Lasts until the server stops.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Drain(self, request, context):
         """Stops taking new append streams, forks and registrations; what runs may end, and reads go on. Readiness turns NOT_SERVING at once.
         """
@@ -248,6 +309,16 @@ def add_KvTierServiceServicer_to_server(servicer, server):
                     request_deserializer=kvtier_dot_v1_dot_kv__tier__pb2.ReleaseRequest.FromString,
                     response_serializer=kvtier_dot_v1_dot_kv__tier__pb2.ReleaseResponse.SerializeToString,
             ),
+            'Pin': grpc.unary_unary_rpc_method_handler(
+                    servicer.Pin,
+                    request_deserializer=kvtier_dot_v1_dot_kv__tier__pb2.PinRequest.FromString,
+                    response_serializer=kvtier_dot_v1_dot_kv__tier__pb2.PinResponse.SerializeToString,
+            ),
+            'Unpin': grpc.unary_unary_rpc_method_handler(
+                    servicer.Unpin,
+                    request_deserializer=kvtier_dot_v1_dot_kv__tier__pb2.UnpinRequest.FromString,
+                    response_serializer=kvtier_dot_v1_dot_kv__tier__pb2.UnpinResponse.SerializeToString,
+            ),
             'Fork': grpc.unary_unary_rpc_method_handler(
                     servicer.Fork,
                     request_deserializer=kvtier_dot_v1_dot_kv__tier__pb2.ForkRequest.FromString,
@@ -257,6 +328,11 @@ def add_KvTierServiceServicer_to_server(servicer, server):
                     servicer.Seal,
                     request_deserializer=kvtier_dot_v1_dot_kv__tier__pb2.SealRequest.FromString,
                     response_serializer=kvtier_dot_v1_dot_kv__tier__pb2.SealResponse.SerializeToString,
+            ),
+            'Truncate': grpc.unary_unary_rpc_method_handler(
+                    servicer.Truncate,
+                    request_deserializer=kvtier_dot_v1_dot_kv__tier__pb2.TruncateRequest.FromString,
+                    response_serializer=kvtier_dot_v1_dot_kv__tier__pb2.TruncateResponse.SerializeToString,
             ),
             'Abort': grpc.unary_unary_rpc_method_handler(
                     servicer.Abort,
@@ -292,6 +368,16 @@ def add_KvTierServiceServicer_to_server(servicer, server):
                     servicer.Scales,
                     request_deserializer=kvtier_dot_v1_dot_kv__tier__pb2.ScalesRequest.FromString,
                     response_serializer=kvtier_dot_v1_dot_kv__tier__pb2.ScalesResponse.SerializeToString,
+            ),
+            'GetQuota': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetQuota,
+                    request_deserializer=kvtier_dot_v1_dot_kv__tier__pb2.GetQuotaRequest.FromString,
+                    response_serializer=kvtier_dot_v1_dot_kv__tier__pb2.GetQuotaResponse.SerializeToString,
+            ),
+            'SetQuota': grpc.unary_unary_rpc_method_handler(
+                    servicer.SetQuota,
+                    request_deserializer=kvtier_dot_v1_dot_kv__tier__pb2.SetQuotaRequest.FromString,
+                    response_serializer=kvtier_dot_v1_dot_kv__tier__pb2.SetQuotaResponse.SerializeToString,
             ),
             'Drain': grpc.unary_unary_rpc_method_handler(
                     servicer.Drain,
@@ -411,6 +497,40 @@ class KvTierService(object):
             insecure, call_credentials, compression, wait_for_ready, timeout, metadata)
 
     @staticmethod
+    def Pin(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(request, target, '/kvtier.v1.KvTierService/Pin',
+            kvtier_dot_v1_dot_kv__tier__pb2.PinRequest.SerializeToString,
+            kvtier_dot_v1_dot_kv__tier__pb2.PinResponse.FromString,
+            options, channel_credentials,
+            insecure, call_credentials, compression, wait_for_ready, timeout, metadata)
+
+    @staticmethod
+    def Unpin(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(request, target, '/kvtier.v1.KvTierService/Unpin',
+            kvtier_dot_v1_dot_kv__tier__pb2.UnpinRequest.SerializeToString,
+            kvtier_dot_v1_dot_kv__tier__pb2.UnpinResponse.FromString,
+            options, channel_credentials,
+            insecure, call_credentials, compression, wait_for_ready, timeout, metadata)
+
+    @staticmethod
     def Fork(request,
             target,
             options=(),
@@ -441,6 +561,23 @@ class KvTierService(object):
         return grpc.experimental.unary_unary(request, target, '/kvtier.v1.KvTierService/Seal',
             kvtier_dot_v1_dot_kv__tier__pb2.SealRequest.SerializeToString,
             kvtier_dot_v1_dot_kv__tier__pb2.SealResponse.FromString,
+            options, channel_credentials,
+            insecure, call_credentials, compression, wait_for_ready, timeout, metadata)
+
+    @staticmethod
+    def Truncate(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(request, target, '/kvtier.v1.KvTierService/Truncate',
+            kvtier_dot_v1_dot_kv__tier__pb2.TruncateRequest.SerializeToString,
+            kvtier_dot_v1_dot_kv__tier__pb2.TruncateResponse.FromString,
             options, channel_credentials,
             insecure, call_credentials, compression, wait_for_ready, timeout, metadata)
 
@@ -560,6 +697,40 @@ class KvTierService(object):
         return grpc.experimental.unary_unary(request, target, '/kvtier.v1.KvTierService/Scales',
             kvtier_dot_v1_dot_kv__tier__pb2.ScalesRequest.SerializeToString,
             kvtier_dot_v1_dot_kv__tier__pb2.ScalesResponse.FromString,
+            options, channel_credentials,
+            insecure, call_credentials, compression, wait_for_ready, timeout, metadata)
+
+    @staticmethod
+    def GetQuota(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(request, target, '/kvtier.v1.KvTierService/GetQuota',
+            kvtier_dot_v1_dot_kv__tier__pb2.GetQuotaRequest.SerializeToString,
+            kvtier_dot_v1_dot_kv__tier__pb2.GetQuotaResponse.FromString,
+            options, channel_credentials,
+            insecure, call_credentials, compression, wait_for_ready, timeout, metadata)
+
+    @staticmethod
+    def SetQuota(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(request, target, '/kvtier.v1.KvTierService/SetQuota',
+            kvtier_dot_v1_dot_kv__tier__pb2.SetQuotaRequest.SerializeToString,
+            kvtier_dot_v1_dot_kv__tier__pb2.SetQuotaResponse.FromString,
             options, channel_credentials,
             insecure, call_credentials, compression, wait_for_ready, timeout, metadata)
 

@@ -1,0 +1,138 @@
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/container/btree_set.h"
+#include "absl/container/flat_hash_map.h"
+#include "absl/time/time.h"
+#include "cachestore/base/clock.h"
+#include "cachestore/base/mutex.h"
+#include "cachestore/eviction/policy.h"
+#include "cachestore/holder_set.h"
+
+namespace kvtier::cachestore {
+
+class Sequence;
+
+// Candidates in order: those that are pinned softly go after all others. Guarded by its evictor's
+// lock.
+class EvictionQueue {
+ public:
+  explicit EvictionQueue(EvictionPolicyName name)
+      : ordinary_(MakeEvictionPolicy(name)), pinned_(MakeEvictionPolicy(name)) {}
+
+  EvictionPolicy& tier(bool pinned) { return pinned ? *pinned_ : *ordinary_; }
+  std::optional<EvictionCandidate> Next() {
+    if (auto next = ordinary_->Next()) return next;
+    return pinned_->Next();
+  }
+
+ private:
+  std::unique_ptr<EvictionPolicy> ordinary_;
+  std::unique_ptr<EvictionPolicy> pinned_;
+};
+
+// One thing that is kept or goes as a whole: a column, or the end of a sequence, which is what it
+// holds behind its columns. It belongs to what it stands for; the evictor's lock guards it.
+class EvictionNode {
+ public:
+  // Of a column. `queue`: its namespace's. `content`: as EvictionCandidate's.
+  EvictionNode(EvictionQueue& queue, std::uint64_t content) : queue_(queue) {
+    candidate_.content = content;
+  }
+  // Of a sequence's end.
+  EvictionNode(EvictionQueue& queue, Sequence* sequence) : queue_(queue), sequence_(sequence) {}
+  EvictionNode(const EvictionNode&) = delete;
+  EvictionNode& operator=(const EvictionNode&) = delete;
+
+ private:
+  friend class Evictor;
+  enum class State { kOut, kKept, kEvicted };
+
+  EvictionQueue& queue_;
+  Sequence* const sequence_ = nullptr;  // null for a column
+  State state_ = State::kOut;
+  EvictionNode* before_ = nullptr;  // the column that it stands behind
+  int guards_ = 0;                  // holds on it, and what is kept behind it
+  bool pinned_ = false;             // softly
+  EvictionCandidate candidate_;
+  HolderSet<EvictionNode> evicted_ends_;  // of a column: ends that stand here and don't guard it
+};
+
+// Keeps what is in use, and says of the rest what is to go next. Columns and the ends of sequences
+// are a tree; whatever is kept guards what it stands behind, so that only what nothing stands
+// behind can go, and what stays of a sequence is a prefix. Thread-safe; its lock is held for a few
+// steps, whatever the number of nodes, and nothing else is taken under it.
+class Evictor {
+ public:
+  // `for_idle`: whether EvictUnused is ever called.
+  Evictor(EvictionPolicyName policy, bool for_idle, const Clock& clock)
+      : for_room_(policy != EvictionPolicyName::kNone),
+        for_idle_(for_idle),
+        clock_(clock),
+        all_(policy) {}
+
+  // `end` stands behind `column` (null: behind nothing) and has one guard. False, and it is as if
+  // it was evicted, where the column was.
+  bool AddEnd(EvictionNode& end, EvictionNode* column) ABSL_LOCKS_EXCLUDED(mutex_);
+  // `column` comes between `end`, which has a guard, and what that stood behind.
+  void AddColumn(EvictionNode& column, EvictionNode& end) ABSL_LOCKS_EXCLUDED(mutex_);
+  // What it stands for goes.
+  void Remove(EvictionNode& node) ABSL_LOCKS_EXCLUDED(mutex_);
+
+  // Keeps `end`, evicted or not, and all that it stands behind. False where some of that was
+  // evicted.
+  bool Guard(EvictionNode& end) ABSL_LOCKS_EXCLUDED(mutex_);
+  // `accessed`: somebody used it meanwhile.
+  void Unguard(EvictionNode& end, bool accessed) ABSL_LOCKS_EXCLUDED(mutex_);
+  // It goes only after everything that is not pinned, or no longer so.
+  void SetPinned(EvictionNode& end, bool pinned) ABSL_LOCKS_EXCLUDED(mutex_);
+
+  // Whether `end` was evicted, and what of its sequence it stands for is to go.
+  bool Evicted(const EvictionNode& end) const ABSL_LOCKS_EXCLUDED(mutex_);
+  // The same of the column that it stands behind.
+  bool ColumnEvicted(const EvictionNode& end) const ABSL_LOCKS_EXCLUDED(mutex_);
+  // An evicted end stands behind an earlier column from now on, or behind nothing.
+  void StandBehind(EvictionNode& end, EvictionNode* column) ABSL_LOCKS_EXCLUDED(mutex_);
+  // The same of one that is kept, and that column with it.
+  void MoveBack(EvictionNode& end, EvictionNode* column) ABSL_LOCKS_EXCLUDED(mutex_);
+
+  // What was evicted: each of these sequences has to let go of it.
+  struct Victim {
+    std::vector<std::shared_ptr<Sequence>> sequences;
+    bool column = false;  // or the end of one sequence
+  };
+  // Evicts the next, for room; null where nothing can go. Of one namespace's, or of all.
+  std::optional<Victim> Evict(EvictionQueue* of = nullptr) ABSL_LOCKS_EXCLUDED(mutex_);
+  // Evicts what was not used since `time`, if there is something, and is not pinned.
+  std::optional<Victim> EvictUnused(absl::Time time) ABSL_LOCKS_EXCLUDED(mutex_);
+
+ private:
+  using State = EvictionNode::State;
+
+  void Keep(EvictionNode& node) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void Loosen(EvictionNode& node) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void AddCandidate(EvictionNode& node) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void RemoveCandidate(EvictionNode& node) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void Forget(EvictionNode& node, bool evicted) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void Come(EvictionNode& node) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // It no longer guards what it stands behind, which was used when it was.
+  void LeaveColumn(EvictionNode& node) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  Victim EvictNode(EvictionNode& node) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+
+  const bool for_room_;
+  const bool for_idle_;
+  const Clock& clock_;
+  mutable Mutex mutex_;
+  EvictionQueue all_ ABSL_GUARDED_BY(mutex_);
+  absl::flat_hash_map<std::uint64_t, EvictionNode*> candidates_ ABSL_GUARDED_BY(mutex_);  // by id
+  absl::btree_set<std::pair<absl::Time, std::uint64_t>> by_access_ ABSL_GUARDED_BY(mutex_);
+  std::uint64_t next_id_ ABSL_GUARDED_BY(mutex_) = 0;
+};
+
+}  // namespace kvtier::cachestore

@@ -1,0 +1,31 @@
+#pragma once
+
+#include <memory>
+
+#include "cachestore/arena.h"
+#include "cachestore/device/device.h"
+#include "cachestore/eviction/evictor.h"
+#include "cachestore/model_registry.h"
+#include "cachestore/name_space.h"
+
+namespace kvtier::cachestore {
+
+class PrefixIndex;
+
+// What a store's sequences live in and from.
+struct SequenceHome {
+  Arena& arena;
+  Device& device;
+  PrefixIndex& index;
+  Evictor& evictor;
+};
+
+// Whose K and V it is.
+struct Owner {
+  std::shared_ptr<ModelEntry> model;
+  std::shared_ptr<Namespace> name_space;
+
+  MemoryOwner memory() const { return {&model->memory(), name_space->memory}; }
+};
+
+}  // namespace kvtier::cachestore

@@ -1,0 +1,51 @@
+#pragma once
+
+#include <algorithm>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/time/time.h"
+#include "cachestore/base/mutex.h"
+#include "cachestore/sequence.h"
+
+namespace kvtier::cachestore {
+
+// A promise, until a deadline, not to evict a sequence (hard), or to evict it only once everything
+// that isn't pinned has gone (soft). It reads nothing, and does not outlive its removal.
+// Thread-safe.
+class Pin {
+ public:
+  // Of sequences that were pinned so (Sequence::AddPin), which it gives back when it ends.
+  Pin(std::vector<std::shared_ptr<Sequence>> sequences, PinKind kind, absl::Time deadline)
+      : kind_(kind), deadline_(deadline), sequences_(std::move(sequences)) {}
+  ~Pin() { End(); }
+  Pin(const Pin&) = delete;
+  Pin& operator=(const Pin&) = delete;
+
+  absl::Time deadline() const { return deadline_; }
+  // `successor` took the place of `sequence`: if that is pinned, the other is from now on.
+  void Follow(const std::shared_ptr<Sequence>& sequence, const std::shared_ptr<Sequence>& successor)
+      ABSL_LOCKS_EXCLUDED(mutex_) {
+    MutexLock lock(&mutex_);
+    const auto pinned = std::find(sequences_.begin(), sequences_.end(), sequence);
+    if (ended_ || pinned == sequences_.end() || !successor->AddPin(kind_).ok()) return;
+    sequence->RemovePin(kind_);
+    *pinned = successor;
+  }
+  void End() ABSL_LOCKS_EXCLUDED(mutex_) {
+    MutexLock lock(&mutex_);
+    if (std::exchange(ended_, true)) return;
+    for (const auto& sequence : sequences_) sequence->RemovePin(kind_);
+  }
+
+ private:
+  const PinKind kind_;
+  const absl::Time deadline_;
+  Mutex mutex_;  // before the sequence's
+  std::vector<std::shared_ptr<Sequence>> sequences_ ABSL_GUARDED_BY(mutex_);
+  bool ended_ ABSL_GUARDED_BY(mutex_) = false;
+};
+
+}  // namespace kvtier::cachestore

@@ -1,0 +1,186 @@
+// One chunk into a sequence: checked, its memory taken, encoded, accounted for.
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "cachestore/base/errors.h"
+#include "cachestore/base/status_macros.h"
+#include "cachestore/sequence.h"
+#include "cachestore/stored_append.h"
+#include "cachestore/value_check.h"
+
+namespace kvtier::cachestore {
+namespace {
+
+// Checks what is new of one K or V of a layer: values as values, codes as codes. `seen`: by head.
+absl::Status CheckTensor(const LayerTensor& tensor, const Chunk& chunk, const Chunk::Layer& from,
+                         const std::vector<HeadAdvance>& heads, std::vector<Seen>& seen) {
+  const SourceTensor& source = tensor.side() == Side::kK ? from.k : from.v;
+  seen.resize(heads.size());
+  if (tensor.model().dim() == 0) return absl::OkStatus();
+  for (const HeadAdvance& head : heads) {
+    ValueRange range{.layer = from.layer,
+                     .side = tensor.side(),
+                     .head = head.head,
+                     .shard_head = head.shard_head,
+                     .first_token = chunk.first_token,
+                     .begin = head.from,
+                     .end = head.to};
+    Seen& of_head = seen[static_cast<std::size_t>(&head - heads.data())];
+    const auto check = [&](std::int64_t begin, std::int64_t end) -> absl::Status {
+      range.begin = begin;
+      range.end = end;
+      KVT_ASSIGN_OR_RETURN(const float largest,
+                           CheckValues(tensor.model(), source, range, chunk.saturate_non_finite));
+      of_head.largest = std::max(of_head.largest, largest);
+      of_head.tokens += std::max<std::int64_t>(0, end - begin);
+      return absl::OkStatus();
+    };
+    if (source.stored.parts.empty()) {
+      KVT_RETURN_IF_ERROR(check(head.from, head.to));
+      continue;
+    }
+    KVT_RETURN_IF_ERROR(check(head.from, chunk.first_token + source.stored.begin));
+    KVT_RETURN_IF_ERROR(check(std::max(head.from, chunk.first_token + source.stored.end), head.to));
+  }
+  return CheckStoredPages(tensor, source.stored, heads,
+                          {.layer = from.layer,
+                           .first_token = chunk.first_token,
+                           .saturate_non_finite = chunk.saturate_non_finite},
+                          absl::MakeSpan(seen));
+}
+
+}  // namespace
+
+absl::StatusOr<std::vector<Sequence::PlannedLayer>> Sequence::PlanChunk(const WriterClaim& claim,
+                                                                        const Chunk& chunk) {
+  std::vector<PlannedLayer> planned;
+  for (const Chunk::Layer& source : chunk.layers) {
+    PlannedLayer plan{.source = &source, .layer = &layers_[static_cast<std::size_t>(source.layer)]};
+    const int end_head = claim.shard.EndHeadIn(HeadsOf(source.layer));
+    for (int head = claim.shard.first_head; head < end_head; ++head) {
+      const std::int64_t received = plan.layer->received[static_cast<std::size_t>(head)];
+      if (chunk.first_token > received) {
+        return Error(Reason::kTokenGap,
+                     fmt::format("chunk.first_token is {}; layer {} head {} expects token {}",
+                                 chunk.first_token, source.layer, head, received));
+      }
+      const std::int64_t end = chunk.first_token + chunk.tokens;
+      if (end > received)
+        plan.heads.push_back({head, head - claim.shard.first_head, received, end});
+    }
+    if (plan.heads.empty()) continue;
+    std::vector<Seen> k, v;
+    KVT_RETURN_IF_ERROR(CheckTensor(plan.layer->k, chunk, source, plan.heads, k));
+    KVT_RETURN_IF_ERROR(CheckTensor(plan.layer->v, chunk, source, plan.heads, v));
+    const bool has_v = plan.layer->v.model().dim() > 0;
+    for (std::size_t i = 0; i < plan.heads.size(); ++i) {
+      const std::int64_t tokens = has_v ? std::min(k[i].tokens, v[i].tokens) : k[i].tokens;
+      plan.observed.push_back(
+          {source.layer, plan.heads[i].head, {k[i].largest, v[i].largest, tokens}});
+    }
+    planned.push_back(std::move(plan));
+  }
+  return planned;
+}
+
+absl::Status Sequence::TakeMemory(std::vector<PlannedLayer>& planned, std::int64_t& needed) {
+  needed = 0;
+  for (const PlannedLayer& plan : planned) {
+    for (const LayerTensor* tensor : {&plan.layer->k, &plan.layer->v})
+      needed += tensor->BytesOf(tensor->NeedOf(plan.heads));
+  }
+  const LayerTensor::Memory memory = Memory();
+  if (needed > 0) {
+    KVT_RETURN_IF_ERROR(memory.Check(needed));
+  }
+  for (PlannedLayer& plan : planned) {
+    LayerTensor &k = plan.layer->k, &v = plan.layer->v;
+    KVT_ASSIGN_OR_RETURN(plan.k, k.Reserve(k.NeedOf(plan.heads), memory));
+    KVT_ASSIGN_OR_RETURN(plan.v, v.Reserve(v.NeedOf(plan.heads), memory));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Sequence::RunChunk(const Chunk& chunk, std::vector<PlannedLayer>& planned) {
+  LayerTensor::Batches batches;
+  for (PlannedLayer& plan : planned) {
+    plan.layer->k.Grow(std::move(plan.k), home_.device);
+    plan.layer->k.Queue(plan.heads, plan.source->k, chunk.first_token, batches);
+    if (plan.layer->v.model().dim() == 0) continue;
+    plan.layer->v.Grow(std::move(plan.v), home_.device);
+    plan.layer->v.Queue(plan.heads, plan.source->v, chunk.first_token, batches);
+  }
+  for (const LayerTensor::Batches::Copy& copy : batches.copy)
+    home_.device.Write(copy.to, copy.from, copy.bytes);
+  KVT_RETURN_IF_ERROR(home_.device.Encode(batches.fill));
+  KVT_RETURN_IF_ERROR(home_.device.Encode(batches.encode));
+  return home_.device.Encode(batches.keep);
+}
+
+void Sequence::SettleLayer(const PlannedLayer& planned) {
+  LayerState& layer = *planned.layer;
+  for (const HeadAdvance& head : planned.heads)
+    layer.received[static_cast<std::size_t>(head.head)] = head.to;
+  const auto residual = [&](const LayerTensor& tensor) {
+    std::int64_t tokens = 0;
+    for (std::size_t head = 0; head < layer.received.size(); ++head)
+      tokens += tensor.ResidualTokens(static_cast<int>(head), layer.received[head]);
+    return tokens;
+  };
+  layer.k.Settle(planned.heads, residual(layer.k), home_.device);
+  if (layer.v.model().dim() > 0) layer.v.Settle(planned.heads, residual(layer.v), home_.device);
+}
+
+absl::StatusOr<AppendResult> Sequence::Append(const WriterClaim& claim, const Chunk& chunk,
+                                              absl::Time now, std::int64_t& needed) {
+  EndedClaims ended;
+  absl::StatusOr<AppendResult> result;
+  {
+    MutexLock lock(&mutex_);
+    result = AppendLocked(claim, chunk, now, needed, ended);
+  }
+  NotifyEnded(ended);
+  return result;
+}
+
+absl::StatusOr<AppendResult> Sequence::AppendLocked(const WriterClaim& claim, const Chunk& chunk,
+                                                    absl::Time now, std::int64_t& needed,
+                                                    EndedClaims& ended) {
+  KVT_RETURN_IF_ERROR(CheckWritable(claim));
+  KVT_ASSIGN_OR_RETURN(std::vector<PlannedLayer> planned, PlanChunk(claim, chunk));
+  KVT_RETURN_IF_ERROR(TakeMemory(planned, needed));
+  const std::int64_t saturated_before = Saturated();
+  if (const absl::Status status = RunChunk(chunk, planned); !status.ok()) {
+    // A device that failed half-way may have overwritten residual that was committed: not even
+    // those who have a hold on it may read that.
+    ended = DropLocked(status);
+    LetGo();
+    Report(0);
+    return status;
+  }
+  std::int64_t source_bytes = 0;
+  std::int64_t skipped = chunk.tokens;  // what every layer and head had already
+  for (const PlannedLayer& plan : planned) {
+    const LayerModel& model =
+        owner_.model->model().layers[static_cast<std::size_t>(plan.source->layer)];
+    for (const HeadAdvance& head : plan.heads) {
+      source_bytes +=
+          (head.to - head.from) * (model.k.source_row_bytes() + model.v.source_row_bytes());
+      skipped = std::min(skipped, head.from - chunk.first_token);
+    }
+    owner_.model->Observe(plan.observed);
+    SettleLayer(plan);
+  }
+  Publish();
+  last_message_ = now;
+  AppendResult result = Standing(claim.shard);
+  result.skipped_tokens = skipped;
+  result.saturated_values = Saturated() - saturated_before;
+  Report(source_bytes);
+  return result;
+}
+
+}  // namespace kvtier::cachestore

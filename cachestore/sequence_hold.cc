@@ -1,0 +1,98 @@
+// What keeps a sequence from eviction, and what it loses when nothing does.
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "cachestore/base/check.h"
+#include "cachestore/base/errors.h"
+#include "cachestore/base/status_macros.h"
+#include "cachestore/sequence.h"
+
+namespace kvtier::cachestore {
+
+absl::StatusOr<std::int64_t> Sequence::Keep(std::int64_t tokens) {
+  KVT_RETURN_IF_ERROR(CheckHeld());
+  GuardEnd();
+  Report(0);
+  const std::int64_t committed = Committed();
+  if (tokens <= committed && (tokens >= 0 || committed > 0 || sealed_tokens_ == 0))
+    return tokens < 0 ? committed : tokens;
+  home_.evictor.Unguard(end_, false);
+  return Error(Reason::kUnknownSequence,
+               fmt::format("sequence \"{}\" has {} of {} tokens", key_.id, committed,
+                           tokens < 0 ? sealed_tokens_ : tokens));
+}
+
+absl::StatusOr<std::int64_t> Sequence::Hold(std::int64_t tokens) {
+  MutexLock lock(&mutex_);
+  KVT_ASSIGN_OR_RETURN(tokens, Keep(tokens));
+  ++holds_;
+  return tokens;
+}
+
+absl::StatusOr<std::int64_t> Sequence::AddPin(PinKind kind) {
+  MutexLock lock(&mutex_);
+  KVT_ASSIGN_OR_RETURN(const std::int64_t tokens, Keep(-1));
+  if (kind == PinKind::kHard) return tokens;
+  if (++soft_pins_ == 1) home_.evictor.SetPinned(end_, true);
+  home_.evictor.Unguard(end_, false);
+  return tokens;
+}
+
+void Sequence::RemovePin(PinKind kind) {
+  MutexLock lock(&mutex_);
+  if (kind == PinKind::kSoft && --soft_pins_ == 0) home_.evictor.SetPinned(end_, false);
+  if (kind == PinKind::kHard && state_ != SequenceState::kGone) home_.evictor.Unguard(end_, false);
+}
+
+void Sequence::Unhold() {
+  MutexLock lock(&mutex_);
+  KVT_CHECK(holds_ > 0);
+  --holds_;
+  if (state_ != SequenceState::kGone) {
+    home_.evictor.Unguard(end_, true);
+  } else if (holds_ == 0) {
+    LetGo();
+    Report(0);
+  }
+}
+
+void Sequence::GuardEnd() {
+  while (!home_.evictor.Guard(end_)) CutEvicted();
+}
+
+void Sequence::CutEvicted() {
+  Unlist();
+  while (home_.evictor.ColumnEvicted(end_)) {
+    home_.evictor.StandBehind(end_, path_.NodeAt(path_.pages() - 1));
+    path_.CutTo(path_.pages() - 1);
+  }
+  StartLayers();
+}
+
+Sequence::Loss Sequence::LoseEvicted() {
+  EndedClaims ended;
+  Loss loss;
+  {
+    MutexLock lock(&mutex_);
+    if (!home_.evictor.Evicted(end_)) return loss;
+    const std::int64_t before = Committed();
+    CutEvicted();
+    loss = {.tokens = before - Committed(), .gone = Committed() == 0};
+    Report(0);
+    if (loss.gone) ended = DropLocked(EvictedFrom(0));
+  }
+  NotifyEnded(ended);
+  return loss;
+}
+
+absl::Status Sequence::EvictedFrom(std::int64_t tokens) const {
+  return Error(Reason::kEvicted,
+               fmt::format("sequence \"{}\" was sealed with {} tokens; those from token {} on were "
+                           "evicted",
+                           key_.id, sealed_tokens_, tokens));
+}
+
+}  // namespace kvtier::cachestore

@@ -1,0 +1,175 @@
+// What a store promises to clients: leases and pins, and reads under a lease.
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "cachestore/base/errors.h"
+#include "cachestore/base/status_macros.h"
+#include "cachestore/store.h"
+
+namespace kvtier::cachestore {
+namespace {
+
+// How long a grant may be, and what an error calls that.
+struct DurationBound {
+  absl::Duration by_default;
+  absl::Duration most;
+  const char* name;
+};
+
+absl::StatusOr<absl::Duration> Resolve(absl::Duration asked, const DurationBound& bound) {
+  if (asked == absl::ZeroDuration()) return std::min(bound.by_default, bound.most);
+  if (asked > absl::ZeroDuration() && asked <= bound.most) return asked;
+  return Error(
+      Reason::kInvalidField,
+      fmt::format("duration_ms is {}; want at most {} ({}), or 0 for {}",
+                  absl::ToInt64Milliseconds(asked), absl::ToInt64Milliseconds(bound.most),
+                  bound.name, absl::ToInt64Milliseconds(std::min(bound.by_default, bound.most))));
+}
+
+absl::StatusOr<absl::Duration> LeaseDuration(absl::Duration asked, const StoreOptions& options) {
+  return Resolve(asked, {kDefaultLease, options.max_lease, "max_lease"});
+}
+
+absl::StatusOr<absl::Duration> PinDuration(absl::Duration asked, const StoreOptions& options) {
+  return Resolve(asked, {kDefaultPin, options.max_pin, "max_pin"});
+}
+
+absl::Status NoSuchLease(std::uint64_t id) {
+  return Error(
+      Reason::kLeaseEnded,
+      fmt::format("lease_id is {}; no such lease is held: it expired or was released", id));
+}
+
+}  // namespace
+
+template <class F>
+absl::StatusOr<Grant> Store::WithPrefix(const std::string& name_space, const std::string& model_id,
+                                        const Prompt& prompt, F take) {
+  KVT_ASSIGN_OR_RETURN(const std::shared_ptr<ModelEntry> model, models_.Find(model_id));
+  const int block_tokens = model->model().request.spec.hash_block_tokens;
+  KVT_ASSIGN_OR_RETURN(const std::vector<PrefixKey> all,
+                       KeysOf(model->model(), name_space, prompt));
+  absl::Span<const PrefixKey> keys(all);
+  while (!keys.empty()) {
+    PrefixIndex::Found found = index_.Find(keys);
+    if (found.blocks == 0) break;
+    std::shared_ptr<Sequence> sequence = std::move(found.sequence);
+    if (sequence == nullptr) {
+      SequenceStart start{.path = Path(std::move(found.column)), .keys = {}, .for_reader = true};
+      sequence = std::make_shared<Sequence>(SequenceKey{name_space, "(a prefix)"},
+                                            Owner{model, namespaces_.Get(name_space)}, Home(),
+                                            clock_.Now(), std::move(start));
+    }
+    auto grant = take(std::move(sequence), found.blocks * block_tokens);
+    if (grant.ok() || grant.status().code() != absl::StatusCode::kNotFound) return grant;
+    // It went meanwhile: perhaps somebody has less.
+    keys = keys.first(static_cast<std::size_t>(found.blocks - 1));
+  }
+  return Grant();
+}
+
+absl::StatusOr<Grant> Store::GrantLease(std::shared_ptr<Sequence> sequence, std::int64_t tokens,
+                                        absl::Duration duration) {
+  KVT_ASSIGN_OR_RETURN(tokens, sequence->Hold(tokens));
+  const std::string name_space = sequence->key().name_space;
+  const auto lease =
+      std::make_shared<Lease>(std::move(sequence), tokens, clock_.Now() + duration, clock_);
+  KVT_ASSIGN_OR_RETURN(const std::uint64_t id, leases_.Add(name_space, lease));
+  return Grant{id, tokens, duration};
+}
+
+absl::StatusOr<Grant> Store::Acquire(const std::string& name_space, const std::string& model_id,
+                                     const Prompt& prompt, absl::Duration duration) {
+  KVT_ASSIGN_OR_RETURN(duration, LeaseDuration(duration, options_));
+  return WithPrefix(name_space, model_id, prompt,
+                    [&](std::shared_ptr<Sequence> sequence, std::int64_t tokens) {
+                      return GrantLease(std::move(sequence), tokens, duration);
+                    });
+}
+
+absl::StatusOr<Grant> Store::Acquire(const SequenceKey& key, absl::Duration duration) {
+  KVT_ASSIGN_OR_RETURN(duration, LeaseDuration(duration, options_));
+  KVT_ASSIGN_OR_RETURN(std::shared_ptr<Sequence> sequence, Find(key));
+  return GrantLease(std::move(sequence), -1, duration);
+}
+
+absl::StatusOr<Grant> Store::Renew(const std::string& name_space, std::uint64_t id,
+                                   absl::Duration duration) {
+  KVT_ASSIGN_OR_RETURN(duration, LeaseDuration(duration, options_));
+  const std::shared_ptr<Lease> lease = leases_.Find(name_space, id);
+  if (lease == nullptr) return NoSuchLease(id);
+  KVT_RETURN_IF_ERROR(lease->Renew(clock_.Now() + duration));
+  return Grant{id, lease->tokens(), duration};
+}
+
+absl::StatusOr<Grant> Store::GrantPin(const std::vector<std::shared_ptr<Sequence>>& sequences,
+                                      PinKind kind, absl::Duration duration) {
+  KVT_ASSIGN_OR_RETURN(const std::int64_t tokens, sequences[0]->AddPin(kind));
+  std::vector<std::shared_ptr<Sequence>> pinned = {sequences[0]};
+  for (std::size_t i = 1; i < sequences.size(); ++i) {
+    if (sequences[i]->AddPin(kind).ok()) pinned.push_back(sequences[i]);
+  }
+  const auto pin = std::make_shared<Pin>(std::move(pinned), kind, clock_.Now() + duration);
+  KVT_ASSIGN_OR_RETURN(const std::uint64_t id, pins_.Add(sequences[0]->key().name_space, pin));
+  return Grant{id, tokens, duration};
+}
+
+absl::StatusOr<Grant> Store::AddPin(const std::string& name_space, const std::string& model_id,
+                                    const Prompt& prompt, PinKind kind, absl::Duration duration) {
+  KVT_ASSIGN_OR_RETURN(duration, PinDuration(duration, options_));
+  return WithPrefix(
+      name_space, model_id, prompt,
+      [&](std::shared_ptr<Sequence> sequence, std::int64_t tokens) -> absl::StatusOr<Grant> {
+        // The columns of a sequence that has a name stay when that is removed.
+        std::vector<std::shared_ptr<Sequence>> all = {sequence};
+        if (auto columns = sequence->Columns(clock_.Now())) all.push_back(std::move(columns));
+        KVT_ASSIGN_OR_RETURN(Grant grant, GrantPin(all, kind, duration));
+        grant.tokens = std::min(grant.tokens, tokens);
+        return grant;
+      });
+}
+
+absl::StatusOr<Grant> Store::AddPin(const SequenceKey& key, PinKind kind, absl::Duration duration) {
+  KVT_ASSIGN_OR_RETURN(duration, PinDuration(duration, options_));
+  KVT_ASSIGN_OR_RETURN(std::shared_ptr<Sequence> sequence, Find(key));
+  return GrantPin({std::move(sequence)}, kind, duration);
+}
+
+absl::StatusOr<SequenceReader> Store::OpenReader(const SequenceKey& key,
+                                                 const std::string& model_id,
+                                                 const ReadRange& range, const ReadFormat& format) {
+  KVT_ASSIGN_OR_RETURN(const std::shared_ptr<Sequence> sequence, Find(key));
+  KVT_ASSIGN_OR_RETURN(const std::int64_t tokens, sequence->Hold(-1));
+  return Read(std::make_shared<Lease>(sequence, tokens, clock_.Now() + options_.max_lease, clock_),
+              model_id, range, format);
+}
+
+absl::StatusOr<SequenceReader> Store::OpenReader(const std::string& name_space,
+                                                 std::uint64_t lease_id,
+                                                 const std::string& model_id, ReadRange range,
+                                                 const ReadFormat& format) {
+  std::shared_ptr<const Lease> lease = leases_.Find(name_space, lease_id);
+  if (lease == nullptr) return NoSuchLease(lease_id);
+  range.limit = lease->tokens();
+  return Read(std::move(lease), model_id, range, format);
+}
+
+absl::StatusOr<SequenceReader> Store::Read(std::shared_ptr<const Lease> lease,
+                                           const std::string& model_id, ReadRange range,
+                                           const ReadFormat& format) {
+  KVT_RETURN_IF_ERROR(lease->Check());
+  const Sequence& sequence = *lease->sequence();
+  if (!model_id.empty()) {
+    KVT_RETURN_IF_ERROR(CheckModel(sequence, model_id));
+  }
+  KVT_ASSIGN_OR_RETURN(range.shard, ResolveShard(range.shard, sequence.model().model()));
+  KVT_ASSIGN_OR_RETURN(SequencePins pins, sequence.Pin(range));
+  // It may have ended before the bytes were pinned.
+  KVT_RETURN_IF_ERROR(lease->Check());
+  return SequenceReader::Make(std::move(lease), std::move(pins), format, device_);
+}
+
+}  // namespace kvtier::cachestore

@@ -1,0 +1,134 @@
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "cachestore/device/host_device.h"
+#include "cachestore/store.h"
+#include "tests/sim/content.h"
+#include "tests/sim/sim_device.h"
+#include "tests/support/manual_clock.h"
+#include "tests/support/seed.h"
+
+namespace kvtier::sim {
+
+struct SimOptions {
+  std::uint64_t seed = 0;
+  std::int64_t operations = 2000;
+  // A bug of the device's: one copy of so many copies nothing and says that it did. 0: none.
+  int forgets_one_copy_of = 0;
+};
+
+// The whole store under a mix of operations that follows from a seed, beside a naive model of it
+// that knows what each must answer. Nothing else moves: time is a clock that the simulation moves,
+// the device fails when the simulation says so.
+class StoreSim {
+ public:
+  explicit StoreSim(const SimOptions& options);
+  ~StoreSim();
+
+  // What first went against the model or a promise, with the operation; nothing if all went well.
+  std::optional<std::string> Run();
+
+  // What came about, so that a test can tell that it tried something.
+  struct Tally {
+    std::int64_t operations = 0;
+    std::int64_t rows_compared = 0;
+    std::int64_t tokens_shared = 0;
+    std::int64_t evictions = 0;
+    std::int64_t refused_for_room = 0;
+    std::int64_t reads_ended = 0;
+    std::int64_t device_failures = 0;
+    std::int64_t truncated = 0;
+
+    Tally& operator+=(const Tally& other);
+    std::string Text() const;
+  };
+  const Tally& tally() const { return tally_; }
+
+ private:
+  struct ModelState;
+  struct Held;     // a sequence, as the model knows it
+  struct LeaseOf;  // a lease that a client has
+  struct PinOf;
+  struct Reading;  // a read that is under way
+  using HeldPtr = std::shared_ptr<Held>;
+
+  // Operations. Each says what went wrong, or "".
+  std::string OpenOrAppend();
+  std::string Seal();
+  std::string Drop();
+  std::string Fork();
+  std::string Truncate();
+  std::string LookUp();
+  std::string Acquire();
+  std::string RenewOrRelease();
+  std::string PinOrUnpin();
+  std::string Read();
+  std::string GoOnReading();
+  std::string ChangeQuota();
+  std::string PassTime();
+
+  std::string Append(const HeldPtr& held);
+  std::string Open(const HeldPtr& held);
+  std::string ReadByName();
+  std::string ReadByLease();
+  void Begin(cachestore::SequenceReader reader, std::unique_ptr<Reading> reading);
+  // What a piece must be; "" or how it differs.
+  std::string CompareRows(const Reading& reading, int side, std::int64_t first,
+                          const std::vector<float>& rows) const;
+  bool Ended(const Reading& reading) const;
+  static bool LacksRoom(const absl::Status& status);
+  // Nothing that could have gone is left.
+  // `user`: whose operation it was.
+  std::string CheckRefusedForRoom(const HeldPtr& user, const absl::Status& status);
+  // What may have been evicted since, and whether that was allowed.
+  std::string Observe();
+  std::string CheckBooks();
+  std::string CheckNothingIsLeft();
+
+  HeldPtr Any();
+  Content SomeContent(const ModelState& model);
+  // Other texts from `tokens` on, mostly.
+  void Replan(Held& held, std::int64_t tokens);
+  void Forget(const HeldPtr& held);
+  void Remember(const Held& held);
+  bool Guarded(const Held& held) const;
+  // What is kept, at the most, by what is in use.
+  struct Guard {
+    std::string name_space;
+    const ModelState* model = nullptr;
+    Content content;
+  };
+  std::vector<Guard> Guards() const;
+  // The most and the least that a lookup may find of a prompt.
+  std::pair<std::int64_t, std::int64_t> HitBounds(const ModelState& model,
+                                                  const std::string& name_space,
+                                                  const Content& prompt) const;
+
+  const SimOptions options_;
+  testing::Random random_;
+  cachestore::HostDevice host_;
+  SimDevice device_;
+  testing::ManualClock clock_;
+  std::unique_ptr<cachestore::Store> store_;
+  std::vector<std::unique_ptr<ModelState>> models_;
+  std::vector<HeldPtr> held_;
+  std::vector<std::shared_ptr<LeaseOf>> leases_;
+  std::vector<std::unique_ptr<PinOf>> pins_;
+  std::vector<std::unique_ptr<Reading>> readings_;
+  // What was ever held, by namespace and model.
+  std::map<std::pair<std::string, const ModelState*>, std::vector<Content>> history_;
+  std::int64_t next_name_ = 0;
+  bool evicts_for_room_ = false;
+  bool device_fails_ = false;  // now and then
+  bool may_evict_ = false;     // the operation
+  Tally tally_;
+};
+
+}  // namespace kvtier::sim
