@@ -30,13 +30,10 @@ Arena::Arena(std::byte* slab, std::int64_t bytes) : slab_(slab), bytes_(bytes) {
 Allocation Arena::Allocate(std::int64_t bytes, const MemoryOwner& owner) {
   KVT_CHECK(bytes > 0);
   const Size size = AlignUp(bytes);
-  if (owner.name_space != nullptr && !owner.name_space->Take(size)) return {};
   MutexLock lock(&mutex_);
   const auto fit = free_by_size_.lower_bound({size, 0});
-  if (fit == free_by_size_.end()) {
-    if (owner.name_space != nullptr) owner.name_space->Give(size);
-    return {};
-  }
+  if (fit == free_by_size_.end()) return {};
+  if (owner.name_space != nullptr && !owner.name_space->Take(size)) return {};
   const auto [piece, offset] = *fit;
   EraseFree(free_by_offset_.find(offset));
   if (piece > size) InsertFree(offset + size, piece - size);

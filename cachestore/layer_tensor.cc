@@ -74,7 +74,7 @@ LayerTensor::Need LayerTensor::NeedOf(absl::Span<const HeadAdvance> heads) const
     const std::int64_t codes = CodeTokens(head.head, head.to);
     pages = std::max(pages, (codes + model_->layout.page_tokens - 1) / model_->layout.page_tokens);
     // A block that was begun is filled up in the residual before it's encoded.
-    writes_residual |= head.to > codes || ResidualTokens(head.head, head.from) > 0;
+    writes_residual |= head.to > codes || head.from < InResidual(head.from, codes);
   }
   return {.pages = pages - end_page(),
           .slot = slot_ == nullptr ? model_->residual.capacity() > 0
@@ -121,9 +121,7 @@ void LayerTensor::Queue(absl::Span<const HeadAdvance> heads, const SourceTensor&
     const HeadQueue queue{head, source, first_token};
     const std::int64_t codes_before = CodeTokens(head.head, head.from);
     const std::int64_t codes = CodeTokens(head.head, head.to);
-    // Codes up to here come from the residual: what it holds, and the block that it has begun.
-    const std::int64_t in_residual =
-        std::min(codes, origin_ + AlignUp(head.from - origin_, model_->residual.block));
+    const std::int64_t in_residual = InResidual(head.from, codes);
     queue.AroundStored(head.from, in_residual, [&](std::int64_t begin, std::int64_t end) {
       QueueResidual(queue, begin, end, batches.fill);
     });
@@ -157,7 +155,8 @@ void LayerTensor::QueueStored(const HeadQueue& queue, std::int64_t begin, std::i
     batches.copy.push_back({part.UnitAt(queue.head.head, in_page),
                             from + came.UnitOffset(queue.head.shard_head, in_page),
                             (until - begin) / layout.unit_tokens * layout.unit.total()});
-    part.saturated(queue.head.head) = EntryOf(from, queue.head.shard_head).saturated;
+    std::uint64_t& saturated = part.saturated(queue.head.head);
+    saturated = std::max<std::uint64_t>(saturated, EntryOf(from, queue.head.shard_head).saturated);
     begin = until;
   }
 }

@@ -107,10 +107,10 @@ class LayerTensor {
   // `residual_tokens` is what remains over all heads.
   void Settle(absl::Span<const HeadAdvance> heads, std::int64_t residual_tokens, Device& device);
 
-  // Of a head's values in a page how many have saturated so far; 0 for a page that isn't there.
+  // Of a head's values in a page how many have saturated so far, at the least.
   std::uint64_t SaturatedIn(std::int64_t page, int head) const {
     const auto index = static_cast<std::size_t>(page - first_page_);
-    return index < parts_.size() ? parts_[index]->saturated(head) : 0;
+    return index < parts_.size() && !parts_[index]->was_cut() ? parts_[index]->saturated(head) : 0;
   }
 
   // No tokens will follow: an empty residual slot is given back.
@@ -169,6 +169,11 @@ class LayerTensor {
   void QueueCodes(const HeadQueue& queue, std::int64_t begin, std::int64_t end, bool from_residual,
                   std::vector<EncodeJob>& jobs);
   void QueueStored(const HeadQueue& queue, std::int64_t begin, std::int64_t end, Batches& batches);
+  // Of an append from `from` that makes `codes` tokens codes, those before which come from the
+  // residual: what it holds, and the block that it has begun.
+  std::int64_t InResidual(std::int64_t from, std::int64_t codes) const {
+    return std::min(codes, origin_ + AlignUp(from - origin_, model_->residual.block));
+  }
   void HoldResidual(std::int64_t tokens);
   // The page that holds codes on both sides of the cut; null where none does.
   std::shared_ptr<const Part> PartCut(const CutPoint& cut,

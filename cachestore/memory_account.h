@@ -23,7 +23,6 @@ class MemoryAccount {
     held_.allocated += bytes;
     return true;
   }
-  void Give(std::int64_t bytes) ABSL_LOCKS_EXCLUDED(mutex_) { Add({{}, -bytes}); }
   void Add(const MemoryHeld& delta) ABSL_LOCKS_EXCLUDED(mutex_) {
     MutexLock lock(&mutex_);
     held_ += delta;

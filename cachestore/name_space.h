@@ -6,6 +6,7 @@
 #include <string>
 
 #include "absl/base/thread_annotations.h"
+#include "absl/status/statusor.h"
 #include "cachestore/base/mutex.h"
 #include "cachestore/eviction/evictor.h"
 #include "cachestore/memory_account.h"
@@ -14,13 +15,15 @@ namespace kvtier::cachestore {
 
 // What one tenant has. Lives as long as something of it is held.
 struct Namespace {
-  Namespace(std::string called, EvictionPolicyName policy)
-      : name(std::move(called)), memory(std::make_shared<MemoryAccount>()), candidates(policy) {}
+  explicit Namespace(EvictionPolicyName policy)
+      : memory(std::make_shared<MemoryAccount>()), candidates(policy) {}
 
-  const std::string name;
   const std::shared_ptr<MemoryAccount> memory;
   EvictionQueue candidates;  // of it alone
 };
+
+// Quotas that differ from the default.
+inline constexpr std::int64_t kMaxQuotas = 65'536;
 
 // The namespaces of which something is held, or that have a quota of their own. Thread-safe.
 class NamespaceTable {
@@ -31,8 +34,8 @@ class NamespaceTable {
 
   // Made where it isn't known.
   std::shared_ptr<Namespace> Get(const std::string& name) ABSL_LOCKS_EXCLUDED(mutex_);
-  // 0: the default.
-  std::shared_ptr<Namespace> SetQuota(const std::string& name, std::int64_t bytes)
+  // 0: the default. RESOURCE_EXHAUSTED past kMaxQuotas.
+  absl::StatusOr<std::shared_ptr<Namespace>> SetQuota(const std::string& name, std::int64_t bytes)
       ABSL_LOCKS_EXCLUDED(mutex_);
   // Forgets those of which nothing is held and that have no quota of their own.
   void Sweep() ABSL_LOCKS_EXCLUDED(mutex_);
@@ -48,6 +51,7 @@ class NamespaceTable {
   const std::int64_t default_quota_;
   mutable Mutex mutex_;
   std::map<std::string, Entry> entries_ ABSL_GUARDED_BY(mutex_);
+  std::int64_t quotas_ ABSL_GUARDED_BY(mutex_) = 0;
 };
 
 }  // namespace kvtier::cachestore

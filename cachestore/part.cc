@@ -28,7 +28,8 @@ Part::Part(Allocation memory, const Part& other, Device& device)
       header_(other.header_),
       saturated_(other.saturated_),
       finished_heads_(other.finished_heads_),
-      final_(other.final_) {
+      final_(other.final_),
+      was_cut_(other.was_cut_) {
   device.Copy(memory_.data(), other.memory_.data(), memory_.size());
   memory_.Hold(other.memory_.held().use);
 }
@@ -41,6 +42,7 @@ void Part::Cut(std::int64_t token, absl::Span<const std::int64_t> codes, Device&
       saturated_.push_back(EntryOf(start.data(), head).saturated);
     final_ = false;
   }
+  was_cut_ = true;
   finished_heads_ = 0;
   header_.tokens = 0;
   header_.checksum = 0;

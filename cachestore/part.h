@@ -26,8 +26,8 @@ class Part {
   Part(Allocation memory, const Part& other, Device& device);
 
   // Its tokens from `token` on go, of which `codes[head]` were codes, and it is filling again. What
-  // has been counted as saturated stays counted, though it may be among them. Nobody may have it
-  // pinned.
+  // has been counted as saturated stays counted, though some of that may be among them. Nobody may
+  // have it pinned.
   void Cut(std::int64_t token, absl::Span<const std::int64_t> codes, Device& device);
 
   Side side() const { return header_.side; }
@@ -56,6 +56,9 @@ class Part {
     return all - std::exchange(header_.saturated, all);
   }
 
+  // Whether the count of what saturated is exact.
+  bool was_cut() const { return was_cut_; }
+
   // `units` more units of a head hold codes.
   void Hold(std::int64_t units);
 
@@ -75,6 +78,7 @@ class Part {
   std::vector<std::uint64_t> saturated_;  // by head, while it is filling
   int finished_heads_ = 0;
   bool final_ = false;
+  bool was_cut_ = false;
 };
 
 }  // namespace kvtier::cachestore

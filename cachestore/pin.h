@@ -30,7 +30,8 @@ class Pin {
       ABSL_LOCKS_EXCLUDED(mutex_) {
     MutexLock lock(&mutex_);
     const auto pinned = std::find(sequences_.begin(), sequences_.end(), sequence);
-    if (ended_ || pinned == sequences_.end() || !successor->AddPin(kind_).ok()) return;
+    if (ended_ || pinned == sequences_.end() || successor == sequence) return;
+    if (!successor->AddPin(kind_, -1).ok()) return;
     sequence->RemovePin(kind_);
     *pinned = successor;
   }

@@ -16,6 +16,7 @@ Sequence::Sequence(SequenceKey key, Owner owner, const SequenceHome& home, absl:
       owner_(std::move(owner)),
       home_(home),
       counts_(!start.for_reader),
+      begun_pages_(start.path.pages()),
       end_(owner_.name_space->candidates, this),
       state_(start.for_reader ? SequenceState::kSealed : SequenceState::kOpen),
       path_(std::move(start.path)),
@@ -30,9 +31,18 @@ Sequence::Sequence(SequenceKey key, Owner owner, const SequenceHome& home, absl:
   } else {
     GuardEnd();
   }
+  lost_tokens_ = 0;
   reported_.appended_tokens = PathTokens();  // counted when they came
   Report(0);
-  if (start.for_reader) home_.evictor.Unguard(end_, false);
+}
+
+std::shared_ptr<Sequence> Sequence::ForReader(SequenceKey key, const Owner& owner,
+                                              const SequenceHome& home, absl::Time now, Path path) {
+  SequenceStart start{.path = std::move(path), .keys = {}, .for_reader = true};
+  auto sequence = std::make_shared<Sequence>(std::move(key), owner, home, now, std::move(start));
+  // Not before it can be found by its weak pointer.
+  home.evictor.Unguard(sequence->end_, Evictor::Use::kNone);
+  return sequence;
 }
 
 void Sequence::StartLayers() {
@@ -128,7 +138,7 @@ absl::Status Sequence::SealLocked(std::int64_t tokens) {
   }
   state_ = SequenceState::kSealed;
   sealed_tokens_ = tokens;
-  home_.evictor.Unguard(end_, false);
+  home_.evictor.Unguard(end_, Evictor::Use::kWritten);
   for (LayerState& layer : layers_) {
     layer.k.Seal();
     layer.v.Seal();

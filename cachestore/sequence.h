@@ -88,7 +88,7 @@ struct SequencePins {
 };
 
 // What a sequence begins with: columns of others, and the keys of its prompt's hash blocks, where
-// they are known. One for a reader of that alone is sealed at once and counts nowhere.
+// they are known. One for a reader is Sequence::ForReader's.
 struct SequenceStart {
   Path path;
   std::vector<PrefixKey> keys;
@@ -112,10 +112,14 @@ class Sequence : public std::enable_shared_from_this<Sequence> {
   Sequence(SequenceKey key, Owner owner, const SequenceHome& home, absl::Time now,
            SequenceStart start = {});
   ~Sequence();
+  // One for a reader of columns alone, or for a pin on them: it is sealed and counts nowhere.
+  static std::shared_ptr<Sequence> ForReader(SequenceKey key, const Owner& owner,
+                                             const SequenceHome& home, absl::Time now, Path path);
 
   const SequenceKey& key() const { return key_; }
   const ModelEntry& model() const { return *owner_.model; }
   const Owner& owner() const { return owner_; }
+  bool for_reader() const { return !counts_; }
 
   // As WriterClaims::Add; the older ones end. `keys`: of the writer's prompt; FAILED_PRECONDITION
   // where they are of another prompt than the sequence's.
@@ -134,13 +138,16 @@ class Sequence : public std::enable_shared_from_this<Sequence> {
 
   // Cuts an open sequence to `tokens` tokens, which every layer and head must have, inside no group
   // of codes; what is codes stays codes. `epoch` as a writer's: those of the same or a lower one
-  // end. Where somebody has a hold on what it cuts off, it does nothing but `copies`: a fork of it
+  // end. Where somebody has a hold on what it cuts off, it does nothing but `copies`: a successor
   // has to be cut in its stead.
   absl::Status Truncate(std::int64_t tokens, std::uint64_t epoch, absl::Time now, bool& copies,
                         std::int64_t& needed) ABSL_LOCKS_EXCLUDED(mutex_);
   // One that is as this is, without its writers and without a name, to take its place.
   absl::StatusOr<std::shared_ptr<Sequence>> Successor(absl::Time now, std::int64_t& needed)
       ABSL_LOCKS_EXCLUDED(mutex_);
+  // It is gone, and its writers end: its successor takes its place, by one of `epoch`. Not where it
+  // was sealed, dropped, or written to by a higher epoch meanwhile.
+  absl::Status Supersede(std::uint64_t epoch, EndedClaims& ended) ABSL_LOCKS_EXCLUDED(mutex_);
 
   // A hold on its first `tokens` tokens: they stay readable, after it is dropped as well, until the
   // hold is given back. -1: of all that is committed. How many; NOT_FOUND where it has not so many,
@@ -150,9 +157,10 @@ class Sequence : public std::enable_shared_from_this<Sequence> {
 
   // A reader's sequence of its columns; null where there are none, or it is such a one itself.
   std::shared_ptr<Sequence> Columns(absl::Time now) const ABSL_LOCKS_EXCLUDED(mutex_);
-  // It isn't evicted until the pin is given back, or only after all that isn't pinned. How many
-  // tokens it has now; NOT_FOUND where it is gone.
-  absl::StatusOr<std::int64_t> AddPin(PinKind kind) ABSL_LOCKS_EXCLUDED(mutex_);
+  // It isn't evicted until the pin is given back, or only after all that isn't pinned. `tokens`,
+  // and what comes back, as of Hold.
+  absl::StatusOr<std::int64_t> AddPin(PinKind kind, std::int64_t tokens)
+      ABSL_LOCKS_EXCLUDED(mutex_);
   void RemovePin(PinKind kind) ABSL_LOCKS_EXCLUDED(mutex_);
 
   // Gone from now on. It lets go of everything held once nobody has a hold on it; what readers
@@ -163,8 +171,8 @@ class Sequence : public std::enable_shared_from_this<Sequence> {
   // The same, only for an open sequence that has had no message for `deadline`. Whether it was.
   bool DropIdle(absl::Time now, absl::Duration deadline) ABSL_LOCKS_EXCLUDED(mutex_);
 
-  // Lets go of what the evictor took of it: its end, the column before that, ... What it lost; with
-  // its last token it is gone.
+  // Lets go of what the evictor took of it: its end, the column before that, ... What it lost. Once
+  // nothing is left but what it was begun with, which others have as well, it is gone.
   struct Loss {
     std::int64_t tokens = 0;
     bool gone = false;
@@ -278,7 +286,8 @@ class Sequence : public std::enable_shared_from_this<Sequence> {
   const SequenceKey key_;
   const Owner owner_;
   const SequenceHome home_;
-  const bool counts_;  // in the model's totals
+  const bool counts_;               // in the model's totals
+  const std::int64_t begun_pages_;  // others' columns that it was begun with
 
   // The evictor's lock guards it.
   EvictionNode end_;
@@ -294,8 +303,10 @@ class Sequence : public std::enable_shared_from_this<Sequence> {
   std::int64_t indexed_begin_ ABSL_GUARDED_BY(mutex_) = 0;
   std::int64_t indexed_end_ ABSL_GUARDED_BY(mutex_) = 0;
   std::int64_t holds_ ABSL_GUARDED_BY(mutex_) = 0;
+  std::int64_t held_tokens_ ABSL_GUARDED_BY(mutex_) = 0;  // the most that a hold was taken on
   std::int64_t soft_pins_ ABSL_GUARDED_BY(mutex_) = 0;
   std::int64_t sealed_tokens_ ABSL_GUARDED_BY(mutex_) = 0;  // when it was sealed
+  std::int64_t lost_tokens_ ABSL_GUARDED_BY(mutex_) = 0;    // of which LoseEvicted has yet to tell
   ModelTotals reported_ ABSL_GUARDED_BY(mutex_);            // last time, of this sequence
 };
 

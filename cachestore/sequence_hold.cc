@@ -19,7 +19,7 @@ absl::StatusOr<std::int64_t> Sequence::Keep(std::int64_t tokens) {
   const std::int64_t committed = Committed();
   if (tokens <= committed && (tokens >= 0 || committed > 0 || sealed_tokens_ == 0))
     return tokens < 0 ? committed : tokens;
-  home_.evictor.Unguard(end_, false);
+  home_.evictor.Unguard(end_, Evictor::Use::kNone);
   return Error(Reason::kUnknownSequence,
                fmt::format("sequence \"{}\" has {} of {} tokens", key_.id, committed,
                            tokens < 0 ? sealed_tokens_ : tokens));
@@ -29,30 +29,32 @@ absl::StatusOr<std::int64_t> Sequence::Hold(std::int64_t tokens) {
   MutexLock lock(&mutex_);
   KVT_ASSIGN_OR_RETURN(tokens, Keep(tokens));
   ++holds_;
+  held_tokens_ = std::max(held_tokens_, tokens);
   return tokens;
 }
 
-absl::StatusOr<std::int64_t> Sequence::AddPin(PinKind kind) {
+absl::StatusOr<std::int64_t> Sequence::AddPin(PinKind kind, std::int64_t tokens) {
   MutexLock lock(&mutex_);
-  KVT_ASSIGN_OR_RETURN(const std::int64_t tokens, Keep(-1));
+  KVT_ASSIGN_OR_RETURN(tokens, Keep(tokens));
   if (kind == PinKind::kHard) return tokens;
   if (++soft_pins_ == 1) home_.evictor.SetPinned(end_, true);
-  home_.evictor.Unguard(end_, false);
+  home_.evictor.Unguard(end_, Evictor::Use::kNone);
   return tokens;
 }
 
 void Sequence::RemovePin(PinKind kind) {
   MutexLock lock(&mutex_);
   if (kind == PinKind::kSoft && --soft_pins_ == 0) home_.evictor.SetPinned(end_, false);
-  if (kind == PinKind::kHard && state_ != SequenceState::kGone) home_.evictor.Unguard(end_, false);
+  if (kind == PinKind::kHard && state_ != SequenceState::kGone)
+    home_.evictor.Unguard(end_, Evictor::Use::kNone);
 }
 
 void Sequence::Unhold() {
   MutexLock lock(&mutex_);
   KVT_CHECK(holds_ > 0);
-  --holds_;
+  if (--holds_ == 0) held_tokens_ = 0;
   if (state_ != SequenceState::kGone) {
-    home_.evictor.Unguard(end_, true);
+    home_.evictor.Unguard(end_, Evictor::Use::kRead);
   } else if (holds_ == 0) {
     LetGo();
     Report(0);
@@ -64,12 +66,14 @@ void Sequence::GuardEnd() {
 }
 
 void Sequence::CutEvicted() {
+  const std::int64_t before = Committed();
   Unlist();
   while (home_.evictor.ColumnEvicted(end_)) {
     home_.evictor.StandBehind(end_, path_.NodeAt(path_.pages() - 1));
     path_.CutTo(path_.pages() - 1);
   }
   StartLayers();
+  lost_tokens_ += before - Committed();
 }
 
 Sequence::Loss Sequence::LoseEvicted() {
@@ -77,12 +81,14 @@ Sequence::Loss Sequence::LoseEvicted() {
   Loss loss;
   {
     MutexLock lock(&mutex_);
-    if (!home_.evictor.Evicted(end_)) return loss;
-    const std::int64_t before = Committed();
-    CutEvicted();
-    loss = {.tokens = before - Committed(), .gone = Committed() == 0};
+    if (state_ == SequenceState::kGone) return loss;
+    const bool evicted = home_.evictor.Evicted(end_);
+    if (evicted) CutEvicted();
+    loss.tokens = std::exchange(lost_tokens_, 0);  // some by who found it before us
+    const bool own = path_.pages() > begun_pages_ || Committed() > PathTokens();
+    loss.gone = !own && holds_ == 0 && (evicted || loss.tokens > 0);
     Report(0);
-    if (loss.gone) ended = DropLocked(EvictedFrom(0));
+    if (loss.gone) ended = DropLocked(EvictedFrom(Committed()));
   }
   NotifyEnded(ended);
   return loss;

@@ -111,8 +111,7 @@ void Sequence::List() {
 std::shared_ptr<Sequence> Sequence::Columns(absl::Time now) const {
   MutexLock lock(&mutex_);
   if (!counts_ || path_.pages() == 0) return nullptr;
-  SequenceStart start{.path = path_, .keys = {}, .for_reader = true};
-  return std::make_shared<Sequence>(key_, owner_, home_, now, std::move(start));
+  return ForReader(key_, owner_, home_, now, path_);
 }
 
 absl::Status Sequence::CheckRoomForCopy(std::int64_t& needed) const {

@@ -41,6 +41,7 @@ absl::Status Sequence::Truncate(std::int64_t tokens, std::uint64_t epoch, absl::
     MutexLock lock(&mutex_);
     KVT_RETURN_IF_ERROR(CheckHeld());
     KVT_RETURN_IF_ERROR(CheckOpen());
+    KVT_RETURN_IF_ERROR(writers_.CheckEpoch(epoch, key_.id));
     if (const std::int64_t committed = Committed(); tokens > committed) {
       return Error(Reason::kPastCommitted,
                    fmt::format("tokens is {}; sequence \"{}\" has {} committed", tokens, key_.id,
@@ -54,7 +55,7 @@ absl::Status Sequence::Truncate(std::int64_t tokens, std::uint64_t epoch, absl::
           needed += tensor.CutBytes(cut, received);
           return tensor.CheckCut(cut, received);
         }));
-    copies = holds_ > 0;
+    copies = tokens < held_tokens_;
     if (copies) return absl::OkStatus();
     if (needed > 0) {
       KVT_RETURN_IF_ERROR(Memory().Check(needed));
@@ -69,7 +70,7 @@ absl::Status Sequence::Truncate(std::int64_t tokens, std::uint64_t epoch, absl::
                                      parts.push_back(std::move(part));
                                      return absl::OkStatus();
                                    }));
-    KVT_RETURN_IF_ERROR(writers_.TakeOver(epoch, key_.id, ended));
+    ended = writers_.TakeOver(epoch);
     CutTo(tokens, std::move(parts));
     last_message_ = now;
   }
@@ -95,6 +96,16 @@ void Sequence::CutTo(std::int64_t tokens, std::vector<std::shared_ptr<Part>> par
   indexed_begin_ = indexed_end_ = std::min<std::int64_t>(std::ssize(keys_), BlocksIn(PathTokens()));
   Publish();
   Report(0);
+}
+
+absl::Status Sequence::Supersede(std::uint64_t epoch, EndedClaims& ended) {
+  MutexLock lock(&mutex_);
+  KVT_RETURN_IF_ERROR(CheckHeld());
+  KVT_RETURN_IF_ERROR(CheckOpen());
+  KVT_RETURN_IF_ERROR(writers_.CheckEpoch(epoch, key_.id));
+  ended = writers_.TakeOver(epoch);
+  DropLocked(absl::OkStatus());  // of no writer any more
+  return absl::OkStatus();
 }
 
 absl::StatusOr<std::shared_ptr<Sequence>> Sequence::Successor(absl::Time now,

@@ -30,6 +30,8 @@ absl::StatusOr<std::vector<PrefixKey>> Store::KeysOf(const Model& model,
 
 namespace {
 
+constexpr int kMostRounds = 32;
+
 const absl::Status& StatusOf(const absl::Status& status) { return status; }
 template <class T>
 const absl::Status& StatusOf(const absl::StatusOr<T>& result) {
@@ -40,15 +42,19 @@ const absl::Status& StatusOf(const absl::StatusOr<T>& result) {
 
 template <class F>
 auto Store::WithRoom(const std::shared_ptr<Namespace>& name_space, F f) {
-  // Twice as much each time: pieces may not fit where their sum does, and others take some of it.
-  for (std::int64_t times = 1;; times *= 2) {
+  std::int64_t wanted = 0;
+  for (int round = 0;; ++round) {
     std::int64_t needed = 0;
     auto result = f(needed);
     const std::string reason = ReasonOf(StatusOf(result));
-    const bool lacks_room =
-        reason == ReasonName(Reason::kBudget) || reason == ReasonName(Reason::kQuota);
-    if (!lacks_room || !MakeRoom(reason, *name_space, std::min(needed * times, budget())))
-      return result;
+    const bool quota = reason == ReasonName(Reason::kQuota);
+    const std::int64_t most = std::min(budget(), quota ? name_space->memory->quota() : budget());
+    const bool lacks_room = quota || reason == ReasonName(Reason::kBudget);
+    // What would not fit into all of it costs nobody anything.
+    if (!lacks_room || needed > most || round == kMostRounds) return result;
+    // Twice as much each time: pieces may not fit where their sum does, and others take some of it.
+    wanted = std::min(most, std::max(needed, 2 * wanted));
+    if (!MakeRoom(quota ? name_space.get() : nullptr, wanted)) return result;
   }
 }
 
@@ -163,33 +169,43 @@ absl::StatusOr<std::int64_t> Store::Fork(const SequenceKey& key, const std::stri
 }
 
 absl::Status Store::Truncate(const SequenceKey& key, std::int64_t tokens, std::uint64_t epoch) {
-  KVT_ASSIGN_OR_RETURN(std::shared_ptr<Sequence> sequence, Find(key));
-  const std::shared_ptr<Namespace> name_space = sequence->owner().name_space;
-  bool copies = false;
-  const auto cut = [&](std::int64_t& needed) {
-    return sequence->Truncate(tokens, epoch, clock_.Now(), copies, needed);
-  };
-  KVT_RETURN_IF_ERROR(WithRoom(name_space, cut));
-  if (!copies) return absl::OkStatus();
-  const std::shared_ptr<Sequence> before = sequence;
-  KVT_ASSIGN_OR_RETURN(sequence, WithRoom(name_space, [&](std::int64_t& needed) {
-                         return before->Successor(clock_.Now(), needed);
-                       }));
-  KVT_RETURN_IF_ERROR(WithRoom(name_space, cut));
-  if (!Replace(before, sequence)) return NotHeld(key);
-  before->Drop(Error(Reason::kOldEpoch,
-                     fmt::format("the sequence was truncated by a writer of epoch {}", epoch)));
-  sequence->List();
-  pins_.ForEach([&](Pin& pin) { pin.Follow(before, sequence); });
-  return absl::OkStatus();
+  // Another may cut it at the same time: then it's tried again on what that left.
+  for (int round = 0; round < 3; ++round) {
+    KVT_ASSIGN_OR_RETURN(const std::shared_ptr<Sequence> sequence, Find(key));
+    const std::shared_ptr<Namespace> name_space = sequence->owner().name_space;
+    bool copies = false;
+    const auto cut = [&](Sequence& of) {
+      return WithRoom(name_space, [&](std::int64_t& needed) {
+        return of.Truncate(tokens, epoch, clock_.Now(), copies, needed);
+      });
+    };
+    KVT_RETURN_IF_ERROR(cut(*sequence));
+    if (!copies) return absl::OkStatus();
+    KVT_ASSIGN_OR_RETURN(const std::shared_ptr<Sequence> successor,
+                         WithRoom(name_space, [&](std::int64_t& needed) {
+                           return sequence->Successor(clock_.Now(), needed);
+                         }));
+    KVT_RETURN_IF_ERROR(cut(*successor));
+    KVT_ASSIGN_OR_RETURN(const bool replaced, Replace(sequence, successor, epoch));
+    if (!replaced) continue;
+    pins_.ForEach([&](Pin& pin) { pin.Follow(sequence, successor); });
+    return absl::OkStatus();
+  }
+  return NotHeld(key);
 }
 
-bool Store::Replace(const std::shared_ptr<Sequence>& sequence,
-                    std::shared_ptr<Sequence> successor) {
-  MutexLock lock(&mutex_);
-  const auto found = sequences_.find(sequence->key());
-  if (found == sequences_.end() || found->second != sequence) return false;
-  found->second = std::move(successor);
+absl::StatusOr<bool> Store::Replace(const std::shared_ptr<Sequence>& sequence,
+                                    const std::shared_ptr<Sequence>& successor,
+                                    std::uint64_t epoch) {
+  EndedClaims ended;
+  {
+    MutexLock lock(&mutex_);
+    const auto found = sequences_.find(sequence->key());
+    if (found == sequences_.end() || found->second != sequence) return false;
+    KVT_RETURN_IF_ERROR(sequence->Supersede(epoch, ended));
+    found->second = successor;
+  }
+  NotifyEnded(ended);
   return true;
 }
 

@@ -84,6 +84,12 @@ struct WriterRequest {
   std::function<void(const absl::Status&)> on_end;
 };
 
+// What a pin is to be.
+struct PinTerms {
+  PinKind kind = PinKind::kSoft;
+  absl::Duration duration;
+};
+
 class Store;
 
 // One append stream's end in the store. Not thread-safe; must not outlive the store. Leaving does
@@ -167,13 +173,13 @@ class Store {
   // prompt then is pinned. A pin of a sequence ends when that is removed; of a prompt the pages
   // that may be shared stay.
   absl::StatusOr<Grant> AddPin(const std::string& name_space, const std::string& model_id,
-                               const Prompt& prompt, PinKind kind, absl::Duration duration);
-  absl::StatusOr<Grant> AddPin(const SequenceKey& key, PinKind kind, absl::Duration duration);
+                               const Prompt& prompt, PinTerms terms);
+  absl::StatusOr<Grant> AddPin(const SequenceKey& key, PinTerms terms);
   void Unpin(const std::string& name_space, std::uint64_t id) { pins_.End(name_space, id); }
   std::int64_t pins() const { return pins_.size(); }
   // What is due now and then: ends leases whose deadline is past, evicts down to the watermark, and
   // what nobody used for idle_ttl. How many leases.
-  int Sweep();
+  int Sweep() ABSL_LOCKS_EXCLUDED(room_mutex_);
   std::int64_t leases() const { return leases_.size(); }
 
   // Under a lease of its own, of max_lease. `model_id` may be empty; another than the sequence's is
@@ -197,7 +203,8 @@ class Store {
 
   // What `name_space` may have at most; 0 is the default quota. What it has more is evicted, as far
   // as it may go.
-  QuotaStanding SetQuota(const std::string& name_space, std::int64_t bytes);
+  absl::StatusOr<QuotaStanding> SetQuota(const std::string& name_space, std::int64_t bytes)
+      ABSL_LOCKS_EXCLUDED(room_mutex_);
   QuotaStanding GetQuota(const std::string& name_space);
   EvictionCounts evictions() const { return evictions_.counts(); }
 
@@ -219,9 +226,9 @@ class Store {
   // A lease on a sequence that has a hold on it.
   absl::StatusOr<Grant> GrantLease(std::shared_ptr<Sequence> sequence, std::int64_t tokens,
                                    absl::Duration duration);
-  // On sequences of which the first says how much is pinned.
-  absl::StatusOr<Grant> GrantPin(const std::vector<std::shared_ptr<Sequence>>& sequences,
-                                 PinKind kind, absl::Duration duration);
+  // On the first `tokens` of a sequence, or all; and, with that, on `columns`, if there are any.
+  absl::StatusOr<Grant> GrantPin(const std::shared_ptr<Sequence>& sequence, std::int64_t tokens,
+                                 const std::shared_ptr<Sequence>& columns, const PinTerms& terms);
   // As much of a prompt as is held, as a sequence, and what `take(sequence, tokens)` makes of it;
   // where it refuses there is less than was found, and it's tried again with that.
   template <class F>
@@ -236,8 +243,10 @@ class Store {
   static absl::StatusOr<std::vector<PrefixKey>> KeysOf(const Model& model,
                                                        const std::string& name_space,
                                                        const Prompt& prompt);
-  // From now on `successor` has the name of `sequence`, if that had it still. Whether it had.
-  bool Replace(const std::shared_ptr<Sequence>& sequence, std::shared_ptr<Sequence> successor)
+  // From now on `successor` has the name of `sequence`, which is gone (Sequence::Supersede). False
+  // where another had it already.
+  absl::StatusOr<bool> Replace(const std::shared_ptr<Sequence>& sequence,
+                               const std::shared_ptr<Sequence>& successor, std::uint64_t epoch)
       ABSL_LOCKS_EXCLUDED(mutex_);
   // The whole pages that are held of a prompt.
   Path SharedPath(const Model& model, const std::vector<PrefixKey>& keys) const;
@@ -246,12 +255,15 @@ class Store {
   // not enough. As long as there is something to evict it's tried again.
   template <class F>
   auto WithRoom(const std::shared_ptr<Namespace>& name_space, F f);
-  // Evicts until `bytes` more are free, of the namespace's own where `lacks` names its quota.
-  // Whether something was evicted.
-  bool MakeRoom(const std::string& lacks, Namespace& name_space, std::int64_t bytes);
-  void EvictToWatermark();
+  // Evicts until `bytes` more are free, or until a namespace has so much left of its quota, where
+  // that is what lacks. False where nothing was left to evict and it is no better than before.
+  bool MakeRoom(Namespace* name_space, std::int64_t bytes) ABSL_LOCKS_EXCLUDED(room_mutex_);
+  void EvictToWatermark() ABSL_LOCKS_EXCLUDED(room_mutex_);
   std::int64_t Held() const { return budget() - memory().free; }
-  void Lose(const Evictor::Victim& victim, EvictionReason reason);
+  // Evicts the next, and lets it go. Whether there was one.
+  bool EvictOne(Namespace* of, EvictionReason reason) ABSL_EXCLUSIVE_LOCKS_REQUIRED(room_mutex_);
+  void Lose(const Evictor::Victim& victim, EvictionReason reason)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(room_mutex_);
   absl::Status CheckModel(const Sequence& sequence, const std::string& model_id) const;
   // Forgets the name, if it still means this sequence.
   void Forget(const std::shared_ptr<Sequence>& sequence) ABSL_LOCKS_EXCLUDED(mutex_);
@@ -270,6 +282,10 @@ class Store {
   EvictionCounter evictions_;
   GrantTable<Lease> leases_;
   GrantTable<Pin> pins_;
+
+  // Who makes room; before a sequence's lock. One at a time, so that what one has evicted has been
+  // let go when the next looks for room.
+  Mutex room_mutex_;
 
   mutable Mutex mutex_;
   absl::flat_hash_map<SequenceKey, std::shared_ptr<Sequence>> sequences_ ABSL_GUARDED_BY(mutex_);

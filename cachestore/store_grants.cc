@@ -58,10 +58,9 @@ absl::StatusOr<Grant> Store::WithPrefix(const std::string& name_space, const std
     if (found.blocks == 0) break;
     std::shared_ptr<Sequence> sequence = std::move(found.sequence);
     if (sequence == nullptr) {
-      SequenceStart start{.path = Path(std::move(found.column)), .keys = {}, .for_reader = true};
-      sequence = std::make_shared<Sequence>(SequenceKey{name_space, "(a prefix)"},
-                                            Owner{model, namespaces_.Get(name_space)}, Home(),
-                                            clock_.Now(), std::move(start));
+      sequence =
+          Sequence::ForReader({name_space, "(a prefix)"}, {model, namespaces_.Get(name_space)},
+                              Home(), clock_.Now(), Path(std::move(found.column)));
     }
     auto grant = take(std::move(sequence), found.blocks * block_tokens);
     if (grant.ok() || grant.status().code() != absl::StatusCode::kNotFound) return grant;
@@ -105,37 +104,35 @@ absl::StatusOr<Grant> Store::Renew(const std::string& name_space, std::uint64_t 
   return Grant{id, lease->tokens(), duration};
 }
 
-absl::StatusOr<Grant> Store::GrantPin(const std::vector<std::shared_ptr<Sequence>>& sequences,
-                                      PinKind kind, absl::Duration duration) {
-  KVT_ASSIGN_OR_RETURN(const std::int64_t tokens, sequences[0]->AddPin(kind));
-  std::vector<std::shared_ptr<Sequence>> pinned = {sequences[0]};
-  for (std::size_t i = 1; i < sequences.size(); ++i) {
-    if (sequences[i]->AddPin(kind).ok()) pinned.push_back(sequences[i]);
-  }
-  const auto pin = std::make_shared<Pin>(std::move(pinned), kind, clock_.Now() + duration);
-  KVT_ASSIGN_OR_RETURN(const std::uint64_t id, pins_.Add(sequences[0]->key().name_space, pin));
-  return Grant{id, tokens, duration};
+absl::StatusOr<Grant> Store::GrantPin(const std::shared_ptr<Sequence>& sequence,
+                                      std::int64_t tokens, const std::shared_ptr<Sequence>& columns,
+                                      const PinTerms& terms) {
+  KVT_ASSIGN_OR_RETURN(tokens, sequence->AddPin(terms.kind, tokens));
+  std::vector<std::shared_ptr<Sequence>> pinned = {sequence};
+  if (columns != nullptr && columns->AddPin(terms.kind, -1).ok()) pinned.push_back(columns);
+  const auto pin =
+      std::make_shared<Pin>(std::move(pinned), terms.kind, clock_.Now() + terms.duration);
+  KVT_ASSIGN_OR_RETURN(const std::uint64_t id, pins_.Add(sequence->key().name_space, pin));
+  // A successor may have taken its place before the pin could be found.
+  if (const auto now = Find(sequence->key()); now.ok() && !sequence->for_reader())
+    pin->Follow(sequence, *now);
+  return Grant{id, tokens, terms.duration};
 }
 
 absl::StatusOr<Grant> Store::AddPin(const std::string& name_space, const std::string& model_id,
-                                    const Prompt& prompt, PinKind kind, absl::Duration duration) {
-  KVT_ASSIGN_OR_RETURN(duration, PinDuration(duration, options_));
-  return WithPrefix(
-      name_space, model_id, prompt,
-      [&](std::shared_ptr<Sequence> sequence, std::int64_t tokens) -> absl::StatusOr<Grant> {
-        // The columns of a sequence that has a name stay when that is removed.
-        std::vector<std::shared_ptr<Sequence>> all = {sequence};
-        if (auto columns = sequence->Columns(clock_.Now())) all.push_back(std::move(columns));
-        KVT_ASSIGN_OR_RETURN(Grant grant, GrantPin(all, kind, duration));
-        grant.tokens = std::min(grant.tokens, tokens);
-        return grant;
-      });
+                                    const Prompt& prompt, PinTerms terms) {
+  KVT_ASSIGN_OR_RETURN(terms.duration, PinDuration(terms.duration, options_));
+  return WithPrefix(name_space, model_id, prompt,
+                    [&](const std::shared_ptr<Sequence>& sequence, std::int64_t tokens) {
+                      // The columns of a sequence that has a name stay when that is removed.
+                      return GrantPin(sequence, tokens, sequence->Columns(clock_.Now()), terms);
+                    });
 }
 
-absl::StatusOr<Grant> Store::AddPin(const SequenceKey& key, PinKind kind, absl::Duration duration) {
-  KVT_ASSIGN_OR_RETURN(duration, PinDuration(duration, options_));
-  KVT_ASSIGN_OR_RETURN(std::shared_ptr<Sequence> sequence, Find(key));
-  return GrantPin({std::move(sequence)}, kind, duration);
+absl::StatusOr<Grant> Store::AddPin(const SequenceKey& key, PinTerms terms) {
+  KVT_ASSIGN_OR_RETURN(terms.duration, PinDuration(terms.duration, options_));
+  KVT_ASSIGN_OR_RETURN(const std::shared_ptr<Sequence> sequence, Find(key));
+  return GrantPin(sequence, -1, nullptr, terms);
 }
 
 absl::StatusOr<SequenceReader> Store::OpenReader(const SequenceKey& key,

@@ -2,14 +2,14 @@
 
 #include <algorithm>
 
-#include "cachestore/base/errors.h"
+#include "cachestore/base/status_macros.h"
 #include "cachestore/store.h"
 
 namespace kvtier::cachestore {
 
 void Store::Lose(const Evictor::Victim& victim, EvictionReason reason) {
   std::int64_t tokens = 0;
-  for (const std::shared_ptr<Sequence>& sequence : victim.sequences) {
+  for (const std::shared_ptr<Sequence>& sequence : victim) {
     const Sequence::Loss loss = sequence->LoseEvicted();
     tokens = std::max(tokens, loss.tokens);  // the same ones
     if (loss.gone) Forget(sequence);
@@ -17,29 +17,30 @@ void Store::Lose(const Evictor::Victim& victim, EvictionReason reason) {
   if (tokens > 0) evictions_.Add(reason, tokens);
 }
 
-bool Store::MakeRoom(const std::string& lacks, Namespace& name_space, std::int64_t bytes) {
-  const bool quota = lacks == ReasonName(Reason::kQuota);
-  const auto enough = [&] {
-    return bytes <= (quota ? name_space.memory->quota() - name_space.memory->held().allocated
-                           : memory().free);
-  };
-  bool evicted = false;
-  do {
-    const auto victim = evictor_.Evict(quota ? &name_space.candidates : nullptr);
-    if (!victim.has_value()) break;
-    Lose(*victim, quota ? EvictionReason::kQuota : EvictionReason::kMemory);
-    evicted = true;
-  } while (!enough());
-  return evicted;
+bool Store::EvictOne(Namespace* of, EvictionReason reason) {
+  const auto victim = evictor_.Evict(of == nullptr ? nullptr : &of->candidates);
+  if (victim.has_value()) Lose(*victim, reason);
+  return victim.has_value();
+}
+
+bool Store::MakeRoom(Namespace* name_space, std::int64_t bytes) {
+  const bool quota = name_space != nullptr;
+  MutexLock lock(&room_mutex_);
+  for (bool better = false;; better = true) {
+    const std::int64_t left =
+        quota ? name_space->memory->quota() - name_space->memory->held().allocated : memory().free;
+    if (bytes <= left) return true;  // perhaps somebody else's doing
+    if (!EvictOne(name_space, quota ? EvictionReason::kQuota : EvictionReason::kMemory))
+      return better;
+  }
 }
 
 void Store::EvictToWatermark() {
   const auto percent = [&](int of) { return budget() / 100 * of + budget() % 100 * of / 100; };
   if (Held() <= percent(options_.evict_above)) return;
+  MutexLock lock(&room_mutex_);
   while (Held() > percent(options_.evict_until)) {
-    const auto victim = evictor_.Evict();
-    if (!victim.has_value()) return;
-    Lose(*victim, EvictionReason::kMemory);
+    if (!EvictOne(nullptr, EvictionReason::kMemory)) return;
   }
 }
 
@@ -47,6 +48,7 @@ int Store::Sweep() {
   const int leases = leases_.Sweep();
   pins_.Sweep();
   if (options_.idle_ttl < absl::InfiniteDuration()) {
+    MutexLock lock(&room_mutex_);
     while (const auto victim = evictor_.EvictUnused(clock_.Now() - options_.idle_ttl))
       Lose(*victim, EvictionReason::kIdle);
   }
@@ -55,15 +57,15 @@ int Store::Sweep() {
   return leases;
 }
 
-QuotaStanding Store::SetQuota(const std::string& name_space, std::int64_t bytes) {
-  const std::shared_ptr<Namespace> changed = namespaces_.SetQuota(name_space, bytes);
+absl::StatusOr<QuotaStanding> Store::SetQuota(const std::string& name_space, std::int64_t bytes) {
+  KVT_ASSIGN_OR_RETURN(const std::shared_ptr<Namespace> changed,
+                       namespaces_.SetQuota(name_space, bytes));
   const auto standing = [&] {
     return QuotaStanding{changed->memory->quota(), changed->memory->held().allocated};
   };
+  MutexLock lock(&room_mutex_);
   while (standing().held > standing().quota) {
-    const auto victim = evictor_.Evict(&changed->candidates);
-    if (!victim.has_value()) break;
-    Lose(*victim, EvictionReason::kQuota);
+    if (!EvictOne(changed.get(), EvictionReason::kQuota)) break;
   }
   return standing();
 }

@@ -39,20 +39,20 @@ WriterClaims::WriterClaims(const Model& model) {
     epochs_.emplace_back(static_cast<std::size_t>(layer.spec.kv_heads));
 }
 
-absl::Status WriterClaims::TakeOver(std::uint64_t epoch, const std::string& sequence,
-                                    EndedClaims& ended) {
+absl::Status WriterClaims::CheckEpoch(std::uint64_t epoch, const std::string& sequence) const {
   std::uint64_t highest = 0;
   for (const auto& heads : epochs_)
     highest = std::max(highest, *std::max_element(heads.begin(), heads.end()));
-  if (epoch < highest) {
-    return Error(Reason::kOldEpoch,
-                 fmt::format("writer_epoch is {}; sequence \"{}\" has had a writer of epoch {}",
-                             epoch, sequence, highest));
-  }
-  ended = EndAll(Error(Reason::kOldEpoch,
-                       fmt::format("the sequence was truncated by a writer of epoch {}", epoch)));
+  if (epoch >= highest) return absl::OkStatus();
+  return Error(Reason::kOldEpoch,
+               fmt::format("writer_epoch is {}; sequence \"{}\" has had a writer of epoch {}",
+                           epoch, sequence, highest));
+}
+
+EndedClaims WriterClaims::TakeOver(std::uint64_t epoch) {
   for (auto& heads : epochs_) std::fill(heads.begin(), heads.end(), epoch);
-  return absl::OkStatus();
+  return EndAll(Error(Reason::kOldEpoch,
+                      fmt::format("the sequence was truncated by a writer of epoch {}", epoch)));
 }
 
 absl::Status WriterClaims::Add(const std::shared_ptr<WriterClaim>& claim,

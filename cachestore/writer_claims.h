@@ -39,9 +39,10 @@ class WriterClaims {
   // above, the older ones go to `ended`. `sequence`: its id, for the message.
   absl::Status Add(const std::shared_ptr<WriterClaim>& claim, const std::string& sequence,
                    EndedClaims& ended);
-  // Ends every writer and keeps those of an epoch below this one out from now on. ABORTED, and
-  // nothing happens, where a higher one was seen.
-  absl::Status TakeOver(std::uint64_t epoch, const std::string& sequence, EndedClaims& ended);
+  // ABORTED where a higher epoch was seen.
+  absl::Status CheckEpoch(std::uint64_t epoch, const std::string& sequence) const;
+  // Ends every writer and keeps those of an epoch below this one out from now on.
+  EndedClaims TakeOver(std::uint64_t epoch);
   void Remove(const std::shared_ptr<WriterClaim>& claim) { std::erase(live_, claim); }
   // All of them end with `why`.
   EndedClaims EndAll(const absl::Status& why);

@@ -41,6 +41,7 @@ constexpr Row kRows[] = {
     {Reason::kTooManyModels, "TOO_MANY_MODELS", absl::StatusCode::kResourceExhausted},
     {Reason::kTooManyLeases, "TOO_MANY_LEASES", absl::StatusCode::kResourceExhausted},
     {Reason::kTooManyPins, "TOO_MANY_PINS", absl::StatusCode::kResourceExhausted},
+    {Reason::kTooManyQuotas, "TOO_MANY_QUOTAS", absl::StatusCode::kResourceExhausted},
     {Reason::kMessageTooLarge, "MESSAGE_TOO_LARGE", absl::StatusCode::kResourceExhausted},
     {Reason::kOverloaded, "OVERLOADED", absl::StatusCode::kResourceExhausted},
     {Reason::kDraining, "DRAINING", absl::StatusCode::kUnavailable},

@@ -37,6 +37,7 @@ enum class Reason {
   kTooManyModels,
   kTooManyLeases,
   kTooManyPins,
+  kTooManyQuotas,
   kMessageTooLarge,
   kOverloaded,
   kDraining,

@@ -1,6 +1,7 @@
 #include "cachestore/eviction/evictor.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "cachestore/base/check.h"
 #include "cachestore/sequence.h"
@@ -38,6 +39,8 @@ void Evictor::Remove(EvictionNode& node) {
   if (node.state_ == State::kKept) {
     if (node.guards_ == 0) RemoveCandidate(node);
     Forget(node, false);
+    // What was in use to the end leaves what it stood behind as fresh.
+    if (node.guards_ > 0) node.candidate_.last_access = clock_.Now();
     LeaveColumn(node);
   } else if (node.state_ == State::kEvicted && node.sequence_ != nullptr) {
     if (node.before_ != nullptr) node.before_->evicted_ends_.Remove(&node);
@@ -62,13 +65,11 @@ bool Evictor::Guard(EvictionNode& end) {
   return true;
 }
 
-void Evictor::Unguard(EvictionNode& end, bool accessed) {
+void Evictor::Unguard(EvictionNode& end, Use use) {
   MutexLock lock(&mutex_);
   KVT_CHECK(end.state_ == State::kKept);
-  if (accessed) {
-    end.candidate_.last_access = clock_.Now();
-    ++end.candidate_.accesses;
-  }
+  if (use != Use::kNone) end.candidate_.last_access = clock_.Now();
+  if (use == Use::kRead) ++end.candidate_.accesses;
   Loosen(end);
 }
 
@@ -123,13 +124,13 @@ Evictor::Victim Evictor::EvictNode(EvictionNode& node) {
   RemoveCandidate(node);
   Forget(node, true);
   node.state_ = State::kEvicted;
-  Victim victim{.sequences = {}, .column = node.sequence_ == nullptr};
+  Victim victim;
   // One that is going away by itself can't be locked any more.
   const auto add = [&](const EvictionNode& end) {
     if (auto sequence = end.sequence_->weak_from_this().lock())
-      victim.sequences.push_back(std::move(sequence));
+      victim.push_back(std::move(sequence));
   };
-  if (victim.column) {
+  if (node.sequence_ == nullptr) {
     node.evicted_ends_.ForEach([&](const EvictionNode* end) { add(*end); });
   } else {
     add(node);

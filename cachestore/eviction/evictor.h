@@ -1,9 +1,9 @@
 #pragma once
 
-#include <array>
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <utility>
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
@@ -67,7 +67,8 @@ class EvictionNode {
 // Keeps what is in use, and says of the rest what is to go next. Columns and the ends of sequences
 // are a tree; whatever is kept guards what it stands behind, so that only what nothing stands
 // behind can go, and what stays of a sequence is a prefix. Thread-safe; its lock is held for a few
-// steps, whatever the number of nodes, and nothing else is taken under it.
+// steps, whatever the number of nodes (of S3-FIFO on the average), and nothing else is taken under
+// it.
 class Evictor {
  public:
   // `for_idle`: whether EvictUnused is ever called.
@@ -88,8 +89,13 @@ class Evictor {
   // Keeps `end`, evicted or not, and all that it stands behind. False where some of that was
   // evicted.
   bool Guard(EvictionNode& end) ABSL_LOCKS_EXCLUDED(mutex_);
-  // `accessed`: somebody used it meanwhile.
-  void Unguard(EvictionNode& end, bool accessed) ABSL_LOCKS_EXCLUDED(mutex_);
+  enum class Use {
+    kNone,
+    kWritten,  // it is as fresh as what was just read, but nobody asked for it yet
+    kRead,
+  };
+  // `use`: what the guard was for.
+  void Unguard(EvictionNode& end, Use use) ABSL_LOCKS_EXCLUDED(mutex_);
   // It goes only after everything that is not pinned, or no longer so.
   void SetPinned(EvictionNode& end, bool pinned) ABSL_LOCKS_EXCLUDED(mutex_);
 
@@ -103,10 +109,7 @@ class Evictor {
   void MoveBack(EvictionNode& end, EvictionNode* column) ABSL_LOCKS_EXCLUDED(mutex_);
 
   // What was evicted: each of these sequences has to let go of it.
-  struct Victim {
-    std::vector<std::shared_ptr<Sequence>> sequences;
-    bool column = false;  // or the end of one sequence
-  };
+  using Victim = std::vector<std::shared_ptr<Sequence>>;
   // Evicts the next, for room; null where nothing can go. Of one namespace's, or of all.
   std::optional<Victim> Evict(EvictionQueue* of = nullptr) ABSL_LOCKS_EXCLUDED(mutex_);
   // Evicts what was not used since `time`, if there is something, and is not pinned.

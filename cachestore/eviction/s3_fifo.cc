@@ -37,10 +37,12 @@ void S3Fifo::Forget(const EvictionCandidate& candidate, bool evicted) {
 }
 
 void S3Fifo::Remember(std::uint64_t content) {
-  if (!remembered_.insert(content).second) return;
-  remembered_in_order_.push_back(content);
+  remembered_[content] = ++next_remembered_;
+  remembered_in_order_.emplace_back(content, next_remembered_);
   while (remembered_in_order_.size() > std::max(kLeastRemembered, main_.size())) {
-    remembered_.erase(remembered_in_order_.front());
+    const auto [oldest, when] = remembered_in_order_.front();
+    const auto known = remembered_.find(oldest);
+    if (known != remembered_.end() && known->second == when) remembered_.erase(known);
     remembered_in_order_.pop_front();
   }
 }

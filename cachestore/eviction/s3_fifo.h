@@ -3,10 +3,10 @@
 #include <cstdint>
 #include <deque>
 #include <optional>
+#include <utility>
 
 #include "absl/container/btree_map.h"
 #include "absl/container/flat_hash_map.h"
-#include "absl/container/flat_hash_set.h"
 #include "cachestore/eviction/policy.h"
 
 namespace kvtier::cachestore {
@@ -40,8 +40,10 @@ class S3Fifo final : public EvictionPolicy {
   Queue small_;
   Queue main_;
   std::uint64_t next_position_ = 0;
-  absl::flat_hash_set<std::uint64_t> remembered_;  // contents evicted from the small queue
-  std::deque<std::uint64_t> remembered_in_order_;  // some of them came back meanwhile
+  // Contents evicted from the small queue, by when; in order, with some that came back meanwhile.
+  absl::flat_hash_map<std::uint64_t, std::uint64_t> remembered_;
+  std::deque<std::pair<std::uint64_t, std::uint64_t>> remembered_in_order_;
+  std::uint64_t next_remembered_ = 0;
 };
 
 }  // namespace kvtier::cachestore

@@ -9,6 +9,7 @@
 namespace kvtier::service {
 
 std::optional<std::int64_t> ParseSize(const std::string& text) {
+  if (text == "0") return 0;
   // CLI11 takes a unit alone for one of it, and what begins with 0 for octal or hexadecimal.
   if (text.empty() || text.front() < '1' || text.front() > '9') return std::nullopt;
   std::string bytes = text;

@@ -168,15 +168,15 @@ grpc::ServerUnaryReactor* KvTierServiceImpl::Pin(Call* call, const v1::PinReques
   return Serve(call, "Pin", response, [this, request, response]() -> absl::Status {
     KVT_ASSIGN_OR_RETURN(const absl::Duration duration, GrantDurationFrom(request->duration_ms()));
     KVT_ASSIGN_OR_RETURN(const cachestore::PinKind kind, PinKindFrom(request->kind()));
+    const cachestore::PinTerms terms{kind, duration};
     cachestore::Store& store = context_.store;
-    KVT_ASSIGN_OR_RETURN(
-        const cachestore::Grant grant,
-        OfPromptOrSequence(
-            *request,
-            [&](const std::string& name_space, const cachestore::Prompt& prompt) {
-              return store.AddPin(name_space, request->model_id(), prompt, kind, duration);
-            },
-            [&](const SequenceKey& key) { return store.AddPin(key, kind, duration); }));
+    KVT_ASSIGN_OR_RETURN(const cachestore::Grant grant,
+                         OfPromptOrSequence(
+                             *request,
+                             [&](const std::string& name_space, const cachestore::Prompt& prompt) {
+                               return store.AddPin(name_space, request->model_id(), prompt, terms);
+                             },
+                             [&](const SequenceKey& key) { return store.AddPin(key, terms); }));
     response->set_pin_id(grant.id);
     response->set_tokens(static_cast<std::uint64_t>(grant.tokens));
     response->set_duration_ms(MillisecondsOf(grant.duration));
@@ -228,6 +228,10 @@ grpc::ServerUnaryReactor* KvTierServiceImpl::Truncate(Call* call,
   return Serve(call, "Truncate", response, [this, request, response]() -> absl::Status {
     KVT_ASSIGN_OR_RETURN(const SequenceKey key,
                          KeyFrom(request->namespace_(), request->sequence()));
+    if (!request->has_tokens()) {
+      return cachestore::Error(cachestore::Reason::kInvalidField,
+                               "tokens is not set; want how many stay, 0 for none");
+    }
     KVT_ASSIGN_OR_RETURN(const std::int64_t tokens, TokensFrom(request->tokens(), "tokens"));
     response->set_tokens(request->tokens());
     return context_.store.Truncate(key, tokens, request->writer_epoch());
@@ -333,7 +337,9 @@ grpc::ServerUnaryReactor* KvTierServiceImpl::SetQuota(Call* call,
   return Serve(call, "SetQuota", response, [this, request, response]() -> absl::Status {
     KVT_ASSIGN_OR_RETURN(const std::string name_space, NamespaceFrom(request->namespace_()));
     KVT_ASSIGN_OR_RETURN(const std::int64_t bytes, QuotaFrom(request->quota_bytes()));
-    FillQuota(context_.store.SetQuota(name_space, bytes), *response);
+    KVT_ASSIGN_OR_RETURN(const cachestore::QuotaStanding standing,
+                         context_.store.SetQuota(name_space, bytes));
+    FillQuota(standing, *response);
     return absl::OkStatus();
   });
 }

@@ -310,10 +310,10 @@ TEST_P(EvictionTest, AForkMakesRoomForItsCopies) {
 
 TEST_P(EvictionTest, AHardPinKeepsUntilItEnds) {
   for (int i = 0; i < 3; ++i) Write(i);
-  const Grant pin = store().AddPin(Key("0"), PinKind::kHard, absl::Hours(1)).value();
+  const Grant pin = store().AddPin(Key("0"), {PinKind::kHard, absl::Hours(1)}).value();
   EXPECT_EQ(pin.tokens, kTokens);
   const Grant prefix =
-      store().AddPin(kSpace, model().id, PromptOf(1), PinKind::kHard, absl::Seconds(90)).value();
+      store().AddPin(kSpace, model().id, PromptOf(1), {PinKind::kHard, absl::Seconds(90)}).value();
   EXPECT_EQ(store().pins(), 2);
   EXPECT_THAT(store().Remove(Key("1")), IsOk());
   for (int i = 10; i < 30; ++i) Write(i);
@@ -334,8 +334,8 @@ TEST_P(EvictionTest, AHardPinKeepsUntilItEnds) {
 
 TEST_P(EvictionTest, WhatIsPinnedSoftlyGoesLast) {
   for (int i = 0; i < 5; ++i) Write(i);
-  ASSERT_THAT(store().AddPin(Key("0"), PinKind::kSoft, absl::Hours(1)), IsOk());
-  const Grant ends = store().AddPin(Key("1"), PinKind::kSoft, absl::Seconds(10)).value();
+  ASSERT_THAT(store().AddPin(Key("0"), {PinKind::kSoft, absl::Hours(1)}), IsOk());
+  const Grant ends = store().AddPin(Key("1"), {PinKind::kSoft, absl::Seconds(10)}).value();
   store_->clock.Advance(absl::Seconds(11));
   store().Sweep();
   const auto one = Open("one", {}), two = Open("two", {}), three = Open("three", {}),
@@ -354,21 +354,17 @@ TEST_P(EvictionTest, WhatIsPinnedSoftlyGoesLast) {
 TEST_P(EvictionTest, APinEndsWithItsSequenceAndHasBounds) {
   Start({.max_pins = 2, .max_pin = absl::Minutes(1)});
   Write(0);
-  EXPECT_THAT(store().AddPin(Key("0"), PinKind::kHard, absl::Minutes(2)),
+  EXPECT_THAT(store().AddPin(Key("0"), {PinKind::kHard, absl::Minutes(2)}),
               Refuses(Reason::kInvalidField, HasSubstr("at most 60000 (max_pin)")));
-  EXPECT_THAT(store().AddPin(Key("1"), PinKind::kHard, absl::ZeroDuration()),
+  EXPECT_THAT(store().AddPin(Key("1"), {PinKind::kHard, absl::ZeroDuration()}),
               Refuses(Reason::kUnknownSequence, HasSubstr("1")));
-  EXPECT_EQ(store()
-                .AddPin(kSpace, model().id, PromptOf(7), PinKind::kSoft, absl::ZeroDuration())
-                .value()
-                .id,
-            0u);
+  EXPECT_EQ(store().AddPin(kSpace, model().id, PromptOf(7), {}).value().id, 0u);
   for (int i = 0; i < 2; ++i) {
-    const auto pin = store().AddPin(Key("0"), i == 0 ? PinKind::kHard : PinKind::kSoft, {});
+    const auto pin = store().AddPin(Key("0"), {i == 0 ? PinKind::kHard : PinKind::kSoft, {}});
     ASSERT_THAT(pin, IsOk());
     EXPECT_EQ(pin->duration, absl::Minutes(1));
   }
-  EXPECT_THAT(store().AddPin(Key("0"), PinKind::kSoft, {}),
+  EXPECT_THAT(store().AddPin(Key("0"), {PinKind::kSoft, {}}),
               Refuses(Reason::kTooManyPins, HasSubstr("max_pins")));
   EXPECT_THAT(store().Remove(Key("0")), IsOk());
   EXPECT_EQ(store().memory().free, store().budget());
@@ -378,7 +374,7 @@ TEST_P(EvictionTest, APinEndsWithItsSequenceAndHasBounds) {
 }
 
 TEST_P(EvictionTest, ANamespaceAtItsQuotaEvictsItsOwn) {
-  store().SetQuota("other", 2 * each_);
+  ASSERT_THAT(store().SetQuota("other", 2 * each_), IsOk());
   Write("a", PromptOf(1));
   Write("b", PromptOf(2));
   for (int i = 0; i < 20; ++i) {
@@ -404,11 +400,11 @@ TEST_P(EvictionTest, ANamespaceAtItsQuotaEvictsItsOwn) {
 TEST_P(EvictionTest, ALowerQuotaEvictsAtOnce) {
   for (int i = 0; i < 4; ++i) Write(i);
   EXPECT_EQ(store().GetQuota(kSpace).quota, kNoQuota);
-  const QuotaStanding standing = store().SetQuota(kSpace, 2 * each_);
+  const QuotaStanding standing = store().SetQuota(kSpace, 2 * each_).value();
   EXPECT_EQ(standing.quota, 2 * each_);
   EXPECT_LE(standing.held, 2 * each_);
   EXPECT_GT(standing.held, each_);
-  EXPECT_EQ(store().SetQuota(kSpace, 0).quota, kNoQuota);
+  EXPECT_EQ(store().SetQuota(kSpace, 0)->quota, kNoQuota);
   for (int i = 4; i < 8; ++i) Write(i);
   EXPECT_GT(store().GetQuota(kSpace).held, 3 * each_);
 }

@@ -52,7 +52,7 @@ class SharedTraffic {
         case 3: {
           const auto kind = random.OneIn(2) ? PinKind::kHard : PinKind::kSoft;
           if (random.OneIn(4))
-            store_->AddPin(SomeKey(random), kind, absl::Seconds(1)).status().IgnoreError();
+            store_->AddPin(SomeKey(random), {kind, absl::Seconds(1)}).status().IgnoreError();
           store_->Fork(SomeKey(random), SomeKey(random).id, random.OneIn(2) ? -1 : 40)
               .status()
               .IgnoreError();
@@ -63,6 +63,8 @@ class SharedTraffic {
           store_->Sweep();
           break;
         case 5: {
+          // What was cut off comes again as it was.
+          store_->Truncate(SomeKey(random), random.Between(0, kTokens), 0).IgnoreError();
           const auto held =
               store_->Lookup(kSpace, entry_->model().id, {PromptFrom(0, kTokens)}).value();
           EXPECT_LE(held[0], kTokens);

@@ -22,7 +22,9 @@ class LiveServer:
             if self._process.poll() is not None or time.monotonic() > deadline:
                 raise RuntimeError("kvtierd did not get ready")
             time.sleep(0.01)
-        self.address = json.loads(ready.read_text())["listen"]
+        addresses = json.loads(ready.read_text())
+        self.address, self.health_address = addresses["listen"], addresses["health"]
+        self.folder = self._folder.name
 
     def stop(self):
         self._process.send_signal(signal.SIGTERM)

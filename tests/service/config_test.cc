@@ -277,6 +277,13 @@ TEST(Config, UnknownVariablesAreWarnedOf) {
   EXPECT_EQ(result.exit_code, std::nullopt);
 }
 
+TEST(Config, WatermarksMustBeInOrder) {
+  EXPECT_THAT(Start().Flag("--evict-above=50").Load().problems,
+              ElementsAre("evict_until is 98 (default) and evict_above is 50 (flag --evict-above); "
+                          "want at most as much"));
+  EXPECT_THAT(Start().Flag("--evict-above=50").Flag("--evict-until=50").Load().problems, IsEmpty());
+}
+
 TEST(Config, AddressesMustNotShareAPort) {
   EXPECT_THAT(Start().Flag("--listen=0.0.0.0:9464").Load().problems,
               ElementsAre("listen is \"0.0.0.0:9464\" (flag --listen) and metrics_listen is "

@@ -91,6 +91,7 @@ struct StoreSim::LeaseOf {
   absl::Time deadline;
   bool ended = false;
   bool may_be_lost = false;  // with a sequence in which the prompt may have been found
+  bool uncertain = false;    // whether it is on `held` or on what that was before a truncate
 };
 
 struct StoreSim::PinOf {
@@ -109,6 +110,8 @@ struct StoreSim::Reading {
   HeldPtr held;                    // null: of a prompt
   std::shared_ptr<LeaseOf> lease;  // null: by name
   absl::Time deadline;             // by name
+  std::int64_t kept_tokens = 0;    // by name: that it has a hold on
+  bool uncertain = false;          // as a lease's
   Content content;
   KvData data;  // of `content`
   // By name: which of K and V of each layer are codes. Else either may be.

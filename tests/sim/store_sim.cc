@@ -330,12 +330,18 @@ std::string StoreSim::Truncate() {
   before->frozen = held->frozen;
   before->origin = held->origin;
   before->gone = true;
-  for (const auto& lease : leases_) {
-    if (lease->held == held) lease->held = before;
-  }
-  for (const auto& reading : readings_) {
-    if (reading->held == held) reading->held = before;
-  }
+  bool copied = false;
+  for (const auto& lease : leases_) copied |= lease->held == held && lease->tokens > tokens;
+  for (const auto& reading : readings_)
+    copied |= reading->held == held && reading->lease == nullptr && reading->kept_tokens > tokens;
+  // Others, of which the model knows nothing, may have made it copy all the same.
+  const auto move = [&](auto& grant) {
+    if (grant.held != held) return;
+    grant.uncertain |= !copied;
+    if (copied) grant.held = before;
+  };
+  for (const auto& lease : leases_) move(*lease);
+  for (const auto& reading : readings_) move(*reading);
   Replan(*held, tokens);
   for (std::size_t layer = 0; layer < held->received.size(); ++layer) {
     for (const int side : {0, 1})
@@ -354,7 +360,7 @@ std::string StoreSim::ChangeQuota() {
   const std::int64_t bytes = random_.OneIn(3) ? 0 : random_.Between(20'000, 300'000);
   may_evict_ = true;
   const auto standing =
-      store_->SetQuota(random_.Pick<std::string>({kSpaces[0], kSpaces[1]}), bytes);
+      store_->SetQuota(random_.Pick<std::string>({kSpaces[0], kSpaces[1]}), bytes).value();
   return standing.quota == (bytes == 0 ? cachestore::kNoQuota : bytes) ? "" : "another quota";
 }
 

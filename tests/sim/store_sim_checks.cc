@@ -23,7 +23,12 @@ bool StoreSim::Ended(const Reading& reading) const {
 }
 
 bool StoreSim::Guarded(const Held& held) const {
-  const auto on = [&](const auto& grant) { return grant->held.get() == &held; };
+  const auto on = [&](const auto& grant) {
+    if constexpr (requires { grant->uncertain; }) {
+      if (grant->uncertain) return false;
+    }
+    return grant->held.get() == &held;
+  };
   return held.open() || std::any_of(leases_.begin(), leases_.end(), on) ||
          std::any_of(pins_.begin(), pins_.end(),
                      [&](const auto& pin) { return pin->hard && on(pin); }) ||
@@ -56,9 +61,11 @@ std::vector<StoreSim::Guard> StoreSim::Guards() const {
     if (Guarded(*held)) add_held(*held);
   }
   for (const auto& lease : leases_) {
-    if (lease->held != nullptr) {
-      add_held(*lease->held);
-    } else {
+    if (lease->held != nullptr) add_held(*lease->held);
+    if (lease->uncertain) {
+      add_prompt(lease->name_space, lease->model,
+                 {lease->content.begin(), lease->content.begin() + lease->tokens});
+    } else if (lease->held == nullptr) {
       add_prompt(lease->name_space, lease->model, lease->content);
     }
   }
@@ -72,6 +79,8 @@ std::vector<StoreSim::Guard> StoreSim::Guards() const {
   }
   for (const auto& reading : readings_) {
     if (reading->lease == nullptr) add_held(*reading->held);
+    if (reading->uncertain)
+      add_prompt(reading->held->key.name_space, reading->model, reading->content);
   }
   return guards;
 }

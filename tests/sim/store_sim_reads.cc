@@ -99,8 +99,8 @@ std::string StoreSim::PinOrUnpin() {
   const bool prompt = random_.OneIn(3);
   const auto grant = prompt
                          ? store_->AddPin(held->key.name_space, held->model->model().id,
-                                          PromptOf(held->plan, held->committed()), kind, duration)
-                         : store_->AddPin(held->key, kind, duration);
+                                          PromptOf(held->plan, held->committed()), {kind, duration})
+                         : store_->AddPin(held->key, {kind, duration});
   if (!grant.ok()) return Unexpected("pin", grant.status());
   if (grant->id == 0) return "";
   if (!prompt) pin->held = held;
@@ -129,6 +129,7 @@ std::string StoreSim::ReadByName() {
   reading->model = held->model;
   reading->held = held;
   reading->deadline = clock_.Now() + absl::Seconds(30);
+  reading->kept_tokens = held->committed();
   reading->content.assign(held->plan.begin(), held->plan.begin() + held->longest());
   for (std::size_t layer = 0; layer < held->received.size(); ++layer)
     reading->codes.push_back({held->codes(layer, 0), held->codes(layer, 1)});
@@ -144,8 +145,11 @@ std::string StoreSim::ReadByLease() {
   const auto lease = random_.Pick(leases_);
   auto reader =
       store_->OpenReader(lease->name_space, lease->id, "", {}, {.as = kernels::ElementType::kFp32});
-  if (clock_.Now() >= lease->deadline || (lease->held != nullptr && lease->held->lost))
+  if (clock_.Now() >= lease->deadline)
     return Is(reader.status(), Reason::kLeaseEnded) ? "" : Unexpected("read late", reader.status());
+  const bool lost = lease->held != nullptr && lease->held->lost;
+  if (lost && !lease->uncertain && reader.ok()) return "reads what went with the device";
+  if (lost && Is(reader.status(), Reason::kLeaseEnded)) return "";
   if (lease->may_be_lost && Is(reader.status(), Reason::kLeaseEnded)) return "";
   if (!reader.ok()) return Unexpected("read by a lease", reader.status());
   if (reader->pins().tokens != lease->tokens)
@@ -154,6 +158,7 @@ std::string StoreSim::ReadByLease() {
   reading->model = lease->model;
   reading->held = lease->held;
   reading->lease = lease;
+  reading->uncertain = lease->uncertain;
   reading->content = lease->content;
   if (lease->held != nullptr)
     reading->content.assign(lease->held->plan.begin(),
