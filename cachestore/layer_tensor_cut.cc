@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <atomic>
 #include <utility>
 
 #include "cachestore/base/errors.h"
@@ -47,11 +46,9 @@ std::shared_ptr<const Part> LayerTensor::PartCut(const CutPoint& cut,
 
 bool LayerTensor::CopiesCut(const CutPoint& cut, absl::Span<const std::int64_t> received) const {
   const std::shared_ptr<const Part> part = PartCut(cut, received);
-  // Two: the page's and ours. A reader may have pinned it.
-  if (part == nullptr) return false;
-  const bool shared = cut.column != nullptr || part.use_count() > 2;
-  std::atomic_thread_fence(std::memory_order_acquire);  // what a reader that let go has read
-  return shared;
+  // Two: the page's and ours. A reader may have pinned it; what one that let go has read lies before
+  // what follows, since ours is let go after its was.
+  return part != nullptr && (cut.column != nullptr || part.use_count() > 2);
 }
 
 std::int64_t LayerTensor::CutBytes(const CutPoint& cut,

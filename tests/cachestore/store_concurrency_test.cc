@@ -153,7 +153,8 @@ class Traffic {
 
 TEST(StoreConcurrency, WritersReadersAndDropsAtOnce) {
   SeededRandom random;
-  TestStore store(kMemory);
+  // Time passes by minutes while a slow machine's reads are under way.
+  TestStore store(StoreOptions{.memory = kMemory, .max_lease = absl::Hours(10'000)});
   Traffic split(store, "auto", random);  // heads come from two streams and may stand apart
   Traffic whole(store, "kivi(4,2,16,32)", random);
   std::vector<std::thread> writers, others;
