@@ -46,8 +46,8 @@ std::shared_ptr<const Part> LayerTensor::PartCut(const CutPoint& cut,
 
 bool LayerTensor::CopiesCut(const CutPoint& cut, absl::Span<const std::int64_t> received) const {
   const std::shared_ptr<const Part> part = PartCut(cut, received);
-  // Two: the page's and ours. A reader may have pinned it; what one that let go has read lies before
-  // what follows, since ours is let go after its was.
+  // Two: the page's and ours. A reader may have pinned it; what one that let go has read lies
+  // before what follows, since ours is let go after its was.
   return part != nullptr && (cut.column != nullptr || part.use_count() > 2);
 }
 
