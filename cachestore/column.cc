@@ -18,23 +18,21 @@ std::uint64_t ContentOf(const std::vector<PrefixKey>& keys) {
 
 }  // namespace
 
-std::shared_ptr<Column> Column::Make(std::shared_ptr<const Column> before,
-                                     std::vector<Layer> layers, std::vector<PrefixKey> keys,
+std::shared_ptr<Column> Column::Make(std::shared_ptr<const Column> before, Content content,
                                      const Owner& owner, const SequenceHome& home,
                                      EvictionNode& end) {
-  std::shared_ptr<Column> column(
-      new Column(std::move(before), std::move(layers), std::move(keys), owner, home));
+  std::shared_ptr<Column> column(new Column(std::move(before), std::move(content), owner, home));
   home.evictor.AddColumn(column->node_, end);
   home.index.Add(column->keys_, column.get());
   return column;
 }
 
-Column::Column(std::shared_ptr<const Column> before, std::vector<Layer> layers,
-               std::vector<PrefixKey> keys, const Owner& owner, const SequenceHome& home)
+Column::Column(std::shared_ptr<const Column> before, Content content, const Owner& owner,
+               const SequenceHome& home)
     : before_(std::move(before)),
       page_(before_ == nullptr ? 0 : before_->page_ + 1),
-      layers_(std::move(layers)),
-      keys_(std::move(keys)),
+      layers_(std::move(content.layers)),
+      keys_(std::move(content.keys)),
       owner_(owner),
       index_(home.index),
       evictor_(home.evictor),

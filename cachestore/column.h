@@ -20,11 +20,15 @@ class Column : public std::enable_shared_from_this<Column> {
     std::shared_ptr<const Part> v;  // null where the layer has no V
   };
 
-  // Is found under `keys`, those of the hash blocks that end in it, until it goes. `before`: null
+  struct Content {
+    std::vector<Layer> layers;
+    std::vector<PrefixKey> keys;  // of the hash blocks that end in it
+  };
+
+  // Is found under its keys until it goes. `before`: null
   // for page 0. `home` must outlive what it points to. Whoever holds it has to see to it that it
   // isn't evicted meanwhile: `end` of its maker stands behind it.
-  static std::shared_ptr<Column> Make(std::shared_ptr<const Column> before,
-                                      std::vector<Layer> layers, std::vector<PrefixKey> keys,
+  static std::shared_ptr<Column> Make(std::shared_ptr<const Column> before, Content content,
                                       const Owner& owner, const SequenceHome& home,
                                       EvictionNode& end);
   ~Column();
@@ -41,8 +45,8 @@ class Column : public std::enable_shared_from_this<Column> {
   EvictionNode& node() const { return node_; }
 
  private:
-  Column(std::shared_ptr<const Column> before, std::vector<Layer> layers,
-         std::vector<PrefixKey> keys, const Owner& owner, const SequenceHome& home);
+  Column(std::shared_ptr<const Column> before, Content content, const Owner& owner,
+         const SequenceHome& home);
 
   const std::shared_ptr<const Column> before_;
   const std::int64_t page_;

@@ -83,6 +83,7 @@ void LayerTensor::Truncate(const CutPoint& cut, absl::Span<const std::int64_t> r
   }
   if (cuts_part) {
     std::vector<std::int64_t> in_page;
+    in_page.reserve(codes.size());
     for (const std::int64_t of_head : codes)
       in_page.push_back(std::min(of_head, (page + 1) * page_tokens) - page * page_tokens);
     parts_.back()->Cut(cut.token - page * page_tokens, in_page, device);

@@ -87,8 +87,9 @@ void Sequence::MakeColumns() {
     const std::int64_t begin = std::min(known, BlocksIn(PathTokens()));
     const std::int64_t end =
         std::min(known, BlocksIn(PathTokens() + owner_.model->model().page_tokens));
-    path_.Add(Column::Make(path_.last(), std::move(layers),
-                           {keys_.begin() + begin, keys_.begin() + end}, owner_, home_, end_));
+    path_.Add(Column::Make(path_.last(),
+                           {std::move(layers), {keys_.begin() + begin, keys_.begin() + end}},
+                           owner_, home_, end_));
   }
 }
 

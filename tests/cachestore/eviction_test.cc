@@ -19,7 +19,6 @@ using kvtier::testing::SeededRandom;
 using testing::AppendSpan;
 using ::testing::HasSubstr;
 using testing::NaiveSequence;
-using testing::OpenWithPrompt;
 using testing::PromptFrom;
 using testing::ReadCheck;
 using testing::TestStore;

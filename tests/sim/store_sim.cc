@@ -10,7 +10,6 @@ namespace kvtier::sim {
 
 using cachestore::EvictionPolicyName;
 using cachestore::Reason;
-using cachestore::SequenceKey;
 using cachestore::testing::Message;
 
 namespace {
