@@ -171,11 +171,17 @@ absl::Status CheckChunkBytes(const char* field, std::size_t got, std::int64_t wa
                             HasParts(chunk) ? ", those that come as parts left out" : ""));
 }
 
+struct StoredField {
+  const char* name;
+  const StoredParts& parts;
+};
+
 // Parts of one K or V: of pages inside the chunk that are codes to their end once it is in.
-absl::StatusOr<cachestore::StoredPages> StoredFrom(const StoredParts& parts, const char* field,
+absl::StatusOr<cachestore::StoredPages> StoredFrom(const StoredField& field,
                                                    const cachestore::TensorModel& tensor, int heads,
                                                    const cachestore::Chunk& chunk,
                                                    std::int64_t origin) {
+  const StoredParts& parts = field.parts;
   cachestore::StoredPages pages{.heads = heads};
   if (parts.empty()) return pages;
   const std::int64_t page_tokens = tensor.layout.page_tokens;
@@ -192,13 +198,13 @@ absl::StatusOr<cachestore::StoredPages> StoredFrom(const StoredParts& parts, con
     const std::int64_t page = parts[i].page();
     if (page < first || page >= end || page != std::int64_t{parts[0].page()} + i) {
       return Refuse(fmt::format(
-          "chunk.{}[{}].page is {}; want consecutive pages, {}", field, i, page,
+          "chunk.{}[{}].page is {}; want consecutive pages, {}", field.name, i, page,
           first < end ? fmt::format("of {} to {} that these tokens make final", first, end - 1)
                       : "and these tokens make none final"));
     }
     if (parts[i].data().size() != static_cast<std::size_t>(bytes)) {
       return Refuse(fmt::format("chunk.{}[{}].data has {} bytes; a part of {} heads takes {}",
-                                field, i, parts[i].data().size(), heads, bytes));
+                                field.name, i, parts[i].data().size(), heads, bytes));
     }
     pages.parts.push_back(reinterpret_cast<const std::byte*>(parts[i].data().data()));
   }
@@ -216,9 +222,9 @@ absl::Status SetStored(const v1::AppendChunk& chunk, const cachestore::LayerMode
                                            : "one layer a chunk: leave out num_layers"));
   }
   cachestore::Chunk::Layer& to = out.layers.back();
-  KVT_ASSIGN_OR_RETURN(to.k.stored, StoredFrom(chunk.k_parts(), "k_parts", layer.k, heads, out,
+  KVT_ASSIGN_OR_RETURN(to.k.stored, StoredFrom({"k_parts", chunk.k_parts()}, layer.k, heads, out,
                                                layout.residual_origin));
-  KVT_ASSIGN_OR_RETURN(to.v.stored, StoredFrom(chunk.v_parts(), "v_parts", layer.v, heads, out,
+  KVT_ASSIGN_OR_RETURN(to.v.stored, StoredFrom({"v_parts", chunk.v_parts()}, layer.v, heads, out,
                                                layout.residual_origin));
   return absl::OkStatus();
 }
