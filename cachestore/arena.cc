@@ -9,8 +9,7 @@ namespace kvtier::cachestore {
 
 Allocation::~Allocation() {
   if (arena_ == nullptr) return;
-  if (owner_.model != nullptr) owner_.model->Add({-use_, -size_});
-  if (owner_.name_space != nullptr) owner_.name_space->Add({-use_, -size_});
+  owner_.Add({-use_, -size_});
   arena_->Free(data_, size_, use_);
 }
 
@@ -18,8 +17,7 @@ void Allocation::Hold(const MemoryUse& delta) {
   use_ += delta;
   KVT_CHECK(use_.total() >= 0 && use_.total() <= size_);
   arena_->Account(delta);
-  if (owner_.model != nullptr) owner_.model->Add({delta, 0});
-  if (owner_.name_space != nullptr) owner_.name_space->Add({delta, 0});
+  owner_.Add({delta, 0});
 }
 
 Arena::Arena(std::byte* slab, std::int64_t bytes) : slab_(slab), bytes_(bytes) {

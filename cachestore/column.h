@@ -25,9 +25,8 @@ class Column : public std::enable_shared_from_this<Column> {
     std::vector<PrefixKey> keys;  // of the hash blocks that end in it
   };
 
-  // Is found under its keys until it goes. `before`: null
-  // for page 0. `home` must outlive what it points to. Whoever holds it has to see to it that it
-  // isn't evicted meanwhile: `end` of its maker stands behind it.
+  // Is found under its keys until it goes. `before`: null for page 0. What `home` points to must
+  // outlive it. The `end` of its maker stands behind it from now on, so that it isn't evicted.
   static std::shared_ptr<Column> Make(std::shared_ptr<const Column> before, Content content,
                                       const Owner& owner, const SequenceHome& home,
                                       EvictionNode& end);

@@ -29,6 +29,7 @@ absl::StatusOr<Allocation> LayerTensor::Memory::Take(std::int64_t bytes) const {
 }
 
 absl::Status LayerTensor::Memory::Check(std::int64_t bytes) const {
+  if (bytes == 0) return absl::OkStatus();
   const std::int64_t quota = owner.name_space->quota();
   if (const std::int64_t held = owner.name_space->held().allocated; bytes > quota - held) {
     return Error(Reason::kQuota,

@@ -61,7 +61,7 @@ class LayerTensor {
 
     // RESOURCE_EXHAUSTED when the arena has no such piece, or the owner may not have it.
     absl::StatusOr<Allocation> Take(std::int64_t bytes) const;
-    // The same where so much is not free altogether.
+    // The same where so much is not free altogether. Nothing is always there.
     absl::Status Check(std::int64_t bytes) const;
   };
 
@@ -128,22 +128,23 @@ class LayerTensor {
   // What that takes.
   std::int64_t CopyBytes() const;
 
-  // Where it is to end: before `token`, which lies in `column` where it lies in one.
-  struct CutPoint {
+  // How it is to end before `token`.
+  struct Cut {
     std::int64_t token = 0;
-    std::shared_ptr<const Part> column;
+    std::vector<std::int64_t> codes;   // by head, as they are
+    std::shared_ptr<const Part> page;  // with codes on both sides of the cut; null where none has
+    bool copies = false;               // others have that page as it is: it's filled on in a copy
+    std::shared_ptr<Part> copy;
   };
-  // OUT_OF_RANGE where that would cut a group of codes.
-  absl::Status CheckCut(const CutPoint& cut, absl::Span<const std::int64_t> received) const;
-  // The page that the cut goes through, as it is to be filled on, where others have it as it is:
-  // what that takes, and what came of it.
-  std::int64_t CutBytes(const CutPoint& cut, absl::Span<const std::int64_t> received) const;
-  absl::StatusOr<std::shared_ptr<Part>> ReserveCut(const CutPoint& cut,
-                                                   absl::Span<const std::int64_t> received,
-                                                   const Memory& memory) const;
-  // Ends it there. `received`: before. What is codes stays codes.
-  void Truncate(const CutPoint& cut, absl::Span<const std::int64_t> received,
-                std::shared_ptr<Part> copy, Device& device);
+  // `column`: the part of a column that the token lies in, where it lies in one. OUT_OF_RANGE where
+  // that would cut a group of codes.
+  absl::StatusOr<Cut> PlanCut(std::int64_t token, std::shared_ptr<const Part> column,
+                              absl::Span<const std::int64_t> received) const;
+  std::int64_t BytesOf(const Cut& cut) const { return cut.copies ? model_->layout.bytes : 0; }
+  // RESOURCE_EXHAUSTED as Memory::Take.
+  absl::Status Reserve(Cut& cut, const Memory& memory) const;
+  // Ends it there. What is codes stays codes.
+  void Truncate(Cut cut, Device& device);
 
   // Of `received` tokens of a head those that are codes, and those that are not.
   std::int64_t CodeTokens(int head, std::int64_t received) const {
@@ -175,11 +176,6 @@ class LayerTensor {
     return std::min(codes, origin_ + AlignUp(from - origin_, model_->residual.block));
   }
   void HoldResidual(std::int64_t tokens);
-  // The page that holds codes on both sides of the cut; null where none does.
-  std::shared_ptr<const Part> PartCut(const CutPoint& cut,
-                                      absl::Span<const std::int64_t> received) const;
-  std::vector<std::int64_t> CodesOf(absl::Span<const std::int64_t> received) const;  // by head
-  bool CopiesCut(const CutPoint& cut, absl::Span<const std::int64_t> received) const;
   Part& PartAt(std::int64_t page) const {
     return *parts_[static_cast<std::size_t>(page - first_page_)];
   }

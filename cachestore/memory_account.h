@@ -51,6 +51,11 @@ class MemoryAccount {
 struct MemoryOwner {
   MemoryAccount* model = nullptr;             // must outlive the memory
   std::shared_ptr<MemoryAccount> name_space;  // whose quota it may not exceed
+
+  void Add(const MemoryHeld& delta) const {
+    if (model != nullptr) model->Add(delta);
+    if (name_space != nullptr) name_space->Add(delta);
+  }
 };
 
 }  // namespace kvtier::cachestore

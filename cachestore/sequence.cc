@@ -207,11 +207,14 @@ absl::StatusOr<SequencePins> Sequence::Pin(const ReadRange& range) const {
                  fmt::format("what was held of sequence \"{}\" is gone", key_.id));
   }
   const std::int64_t committed = std::min(Committed(), range.limit);
+  const auto within = [&](std::int64_t tokens) {
+    return range.first_token <= tokens && range.tokens <= tokens - range.first_token;
+  };
   // Only who has no lease, and so was not told how much is here, can ask for more.
-  const std::int64_t asked = range.tokens < 0 ? sealed_tokens_ : range.first_token + range.tokens;
-  if (range.limit > sealed_tokens_ && asked > committed && asked <= sealed_tokens_)
+  if (range.limit > sealed_tokens_ && committed < sealed_tokens_ && within(sealed_tokens_) &&
+      (range.tokens < 0 || !within(committed)))
     return EvictedFrom(committed);
-  if (range.first_token > committed || range.tokens > committed - range.first_token) {
+  if (!within(committed)) {
     return Error(
         Reason::kPastCommitted,
         fmt::format("{} were asked of sequence \"{}\" from token {}; {} are committed",

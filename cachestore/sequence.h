@@ -206,8 +206,16 @@ class Sequence : public std::enable_shared_from_this<Sequence> {
     LayerState* layer = nullptr;
     std::vector<HeadAdvance> heads;
     std::vector<HeadObservation> observed;
+    LayerTensor::Need k_need;
+    LayerTensor::Need v_need;
     LayerTensor::Growth k;
     LayerTensor::Growth v;
+  };
+
+  // How one K or V of it is to end earlier.
+  struct PlannedCut {
+    LayerTensor* tensor = nullptr;
+    LayerTensor::Cut cut;
   };
 
   absl::Status SealLocked(std::int64_t tokens) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -261,20 +269,18 @@ class Sequence : public std::enable_shared_from_this<Sequence> {
   absl::Status CheckRoomForCopy(std::int64_t& needed) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // What is behind the path, layers that stand apart as they are.
   absl::Status CopyEndTo(Sequence& fork) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Where `tokens` lies in a layer's K or V.
-  LayerTensor::CutPoint CutPointOf(std::int64_t tokens, std::size_t layer, Side side) const
+  // The part of a column that a token lies in; null where it lies in none, or begins one.
+  std::shared_ptr<const Part> ColumnPart(std::int64_t token, std::size_t layer, Side side) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Calls f(tensor, cut point, received before, its place among all) for every K and V that there
-  // is.
-  template <class F>
-  absl::Status ForEachCut(std::int64_t tokens, F f) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  void CutTo(std::int64_t tokens, std::vector<std::shared_ptr<Part>> parts)
+  absl::StatusOr<std::vector<PlannedCut>> PlanCuts(std::int64_t tokens)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void CutTo(std::int64_t tokens, std::vector<PlannedCut> cuts)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // That fewer tokens are here than were sealed.
   absl::Status EvictedFrom(std::int64_t tokens) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // It is no longer found by its keys.
   void Unlist() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Pages that it was begun with.
+  // Pages before where its residual begins to count: what is counted of them, the columns know.
   std::int64_t SharedPages() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   TensorPins PinTensor(const LayerTensor& tensor, std::size_t layer, const ReadRange& range,
                        std::int64_t end) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);

@@ -88,18 +88,16 @@ absl::StatusOr<std::vector<Sequence::PlannedLayer>> Sequence::PlanChunk(const Wr
 
 absl::Status Sequence::TakeMemory(std::vector<PlannedLayer>& planned, std::int64_t& needed) {
   needed = 0;
-  for (const PlannedLayer& plan : planned) {
-    for (const LayerTensor* tensor : {&plan.layer->k, &plan.layer->v})
-      needed += tensor->BytesOf(tensor->NeedOf(plan.heads));
+  for (PlannedLayer& plan : planned) {
+    plan.k_need = plan.layer->k.NeedOf(plan.heads);
+    plan.v_need = plan.layer->v.NeedOf(plan.heads);
+    needed += plan.layer->k.BytesOf(plan.k_need) + plan.layer->v.BytesOf(plan.v_need);
   }
   const LayerTensor::Memory memory = Memory();
-  if (needed > 0) {
-    KVT_RETURN_IF_ERROR(memory.Check(needed));
-  }
+  KVT_RETURN_IF_ERROR(memory.Check(needed));
   for (PlannedLayer& plan : planned) {
-    LayerTensor &k = plan.layer->k, &v = plan.layer->v;
-    KVT_ASSIGN_OR_RETURN(plan.k, k.Reserve(k.NeedOf(plan.heads), memory));
-    KVT_ASSIGN_OR_RETURN(plan.v, v.Reserve(v.NeedOf(plan.heads), memory));
+    KVT_ASSIGN_OR_RETURN(plan.k, plan.layer->k.Reserve(plan.k_need, memory));
+    KVT_ASSIGN_OR_RETURN(plan.v, plan.layer->v.Reserve(plan.v_need, memory));
   }
   return absl::OkStatus();
 }

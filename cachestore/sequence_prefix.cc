@@ -118,7 +118,7 @@ std::shared_ptr<Sequence> Sequence::Columns(absl::Time now) const {
 absl::Status Sequence::CheckRoomForCopy(std::int64_t& needed) const {
   needed = 0;
   for (const LayerState& layer : layers_) needed += layer.k.CopyBytes() + layer.v.CopyBytes();
-  return needed > 0 ? Memory().Check(needed) : absl::OkStatus();
+  return Memory().Check(needed);
 }
 
 absl::StatusOr<SequenceFork> Sequence::Fork(SequenceKey key, std::int64_t tokens, absl::Time now,

@@ -5,33 +5,33 @@
 #include <algorithm>
 #include <utility>
 
-#include "cachestore/base/check.h"
 #include "cachestore/base/errors.h"
 #include "cachestore/base/status_macros.h"
 #include "cachestore/sequence.h"
 
 namespace kvtier::cachestore {
 
-LayerTensor::CutPoint Sequence::CutPointOf(std::int64_t tokens, std::size_t layer,
-                                           Side side) const {
-  const std::int64_t page = tokens / owner_.model->model().page_tokens;
-  const bool inside = page < path_.pages() && tokens % owner_.model->model().page_tokens != 0;
-  if (!inside) return {tokens, nullptr};
+std::shared_ptr<const Part> Sequence::ColumnPart(std::int64_t token, std::size_t layer,
+                                                 Side side) const {
+  const int page_tokens = owner_.model->model().page_tokens;
+  const std::int64_t page = token / page_tokens;
+  if (page >= path_.pages() || token % page_tokens == 0) return nullptr;
   const Column::Layer& column = path_[page].layer(layer);
-  return {tokens, side == Side::kK ? column.k : column.v};
+  return side == Side::kK ? column.k : column.v;
 }
 
-template <class F>
-absl::Status Sequence::ForEachCut(std::int64_t tokens, F f) {
-  std::size_t place = 0;
+absl::StatusOr<std::vector<Sequence::PlannedCut>> Sequence::PlanCuts(std::int64_t tokens) {
+  std::vector<PlannedCut> cuts;
   for (std::size_t i = 0; i < layers_.size(); ++i) {
     for (LayerTensor* tensor : {&layers_[i].k, &layers_[i].v}) {
       if (tensor->model().dim() == 0) continue;
-      const LayerTensor::CutPoint cut = CutPointOf(tokens, i, tensor->side());
-      KVT_RETURN_IF_ERROR(f(*tensor, cut, layers_[i].received, place++));
+      KVT_ASSIGN_OR_RETURN(
+          LayerTensor::Cut cut,
+          tensor->PlanCut(tokens, ColumnPart(tokens, i, tensor->side()), layers_[i].received));
+      cuts.push_back({tensor, std::move(cut)});
     }
   }
-  return absl::OkStatus();
+  return cuts;
 }
 
 absl::Status Sequence::Truncate(std::int64_t tokens, std::uint64_t epoch, absl::Time now,
@@ -47,45 +47,25 @@ absl::Status Sequence::Truncate(std::int64_t tokens, std::uint64_t epoch, absl::
                    fmt::format("tokens is {}; sequence \"{}\" has {} committed", tokens, key_.id,
                                committed));
     }
-    using Received = std::vector<std::int64_t>;
-    needed = 0;
-    KVT_RETURN_IF_ERROR(
-        ForEachCut(tokens, [&](const LayerTensor& tensor, const LayerTensor::CutPoint& cut,
-                               const Received& received, std::size_t) {
-          needed += tensor.CutBytes(cut, received);
-          return tensor.CheckCut(cut, received);
-        }));
+    KVT_ASSIGN_OR_RETURN(std::vector<PlannedCut> cuts, PlanCuts(tokens));
     copies = tokens < held_tokens_;
     if (copies) return absl::OkStatus();
-    if (needed > 0) {
-      KVT_RETURN_IF_ERROR(Memory().Check(needed));
+    needed = 0;
+    for (const PlannedCut& planned : cuts) needed += planned.tensor->BytesOf(planned.cut);
+    KVT_RETURN_IF_ERROR(Memory().Check(needed));
+    for (PlannedCut& planned : cuts) {
+      KVT_RETURN_IF_ERROR(planned.tensor->Reserve(planned.cut, Memory()));
     }
-    std::vector<std::shared_ptr<Part>> parts;
-    KVT_RETURN_IF_ERROR(ForEachCut(tokens,
-                                   [&](const LayerTensor& tensor, const LayerTensor::CutPoint& cut,
-                                       const Received& received, std::size_t) -> absl::Status {
-                                     KVT_ASSIGN_OR_RETURN(
-                                         std::shared_ptr<Part> part,
-                                         tensor.ReserveCut(cut, received, Memory()));
-                                     parts.push_back(std::move(part));
-                                     return absl::OkStatus();
-                                   }));
     ended = writers_.TakeOver(epoch);
-    CutTo(tokens, std::move(parts));
+    CutTo(tokens, std::move(cuts));
     last_message_ = now;
   }
   NotifyEnded(ended);
   return absl::OkStatus();
 }
 
-void Sequence::CutTo(std::int64_t tokens, std::vector<std::shared_ptr<Part>> parts) {
-  const absl::Status cut =
-      ForEachCut(tokens, [&](LayerTensor& tensor, const LayerTensor::CutPoint& point,
-                             const std::vector<std::int64_t>& received, std::size_t place) {
-        tensor.Truncate(point, received, std::move(parts[place]), home_.device);
-        return absl::OkStatus();
-      });
-  KVT_CHECK(cut.ok());
+void Sequence::CutTo(std::int64_t tokens, std::vector<PlannedCut> cuts) {
+  for (PlannedCut& planned : cuts) planned.tensor->Truncate(std::move(planned.cut), home_.device);
   for (LayerState& layer : layers_) std::fill(layer.received.begin(), layer.received.end(), tokens);
   Unlist();
   // What follows will be other tokens than the prompt said.

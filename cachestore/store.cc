@@ -12,6 +12,14 @@
 namespace kvtier::cachestore {
 namespace {
 
+constexpr int kMostRounds = 32;
+
+const absl::Status& StatusOf(const absl::Status& status) { return status; }
+template <class T>
+const absl::Status& StatusOf(const absl::StatusOr<T>& result) {
+  return result.status();
+}
+
 absl::Status NotHeld(const SequenceKey& key) {
   return Error(
       Reason::kUnknownSequence,
@@ -27,18 +35,6 @@ absl::StatusOr<std::vector<PrefixKey>> Store::KeysOf(const Model& model,
   KVT_RETURN_IF_ERROR(CheckPrompt(prompt, block_tokens));
   return PrefixKeysOf(name_space, model.id, block_tokens, prompt);
 }
-
-namespace {
-
-constexpr int kMostRounds = 32;
-
-const absl::Status& StatusOf(const absl::Status& status) { return status; }
-template <class T>
-const absl::Status& StatusOf(const absl::StatusOr<T>& result) {
-  return result.status();
-}
-
-}  // namespace
 
 template <class F>
 auto Store::WithRoom(const std::shared_ptr<Namespace>& name_space, F f) {

@@ -223,10 +223,10 @@ class Store {
                                                        const std::shared_ptr<ModelEntry>& model,
                                                        const std::vector<PrefixKey>& keys)
       ABSL_LOCKS_EXCLUDED(mutex_);
-  // A lease on a sequence that has a hold on it.
+  // On the first `tokens` of a sequence, or all.
   absl::StatusOr<Grant> GrantLease(std::shared_ptr<Sequence> sequence, std::int64_t tokens,
                                    absl::Duration duration);
-  // On the first `tokens` of a sequence, or all; and, with that, on `columns`, if there are any.
+  // The same, and with it on `columns`, if there are any.
   absl::StatusOr<Grant> GrantPin(const std::shared_ptr<Sequence>& sequence, std::int64_t tokens,
                                  const std::shared_ptr<Sequence>& columns, const PinTerms& terms);
   // As much of a prompt as is held, as a sequence, and what `take(sequence, tokens)` makes of it;

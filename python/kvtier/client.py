@@ -193,15 +193,18 @@ class Client:
 
     def acquire(self, model=None, prompt=None, sequence="", duration_s=0.0):
         """A Lease on what is held of a model's Prompt, or on what a sequence has committed; 0 s: the server's default."""
-        request = pb.AcquireRequest(
-            namespace=self._namespace,
-            model_id=model.id if model else "",
-            prompt=prompt.to_proto() if prompt else None,
-            sequence=sequence,
-            duration_ms=round(duration_s * 1000),
-        )
+        request = pb.AcquireRequest(**self._grant_of(model, prompt, sequence, duration_s))
         reply = self._call(self._stub.Acquire, request)
         return Lease(self, reply.lease_id, reply.tokens)
+
+    def _grant_of(self, model, prompt, sequence, duration_s):
+        return {
+            "namespace": self._namespace,
+            "model_id": model.id if model else "",
+            "prompt": prompt.to_proto() if prompt else None,
+            "sequence": sequence,
+            "duration_ms": round(duration_s * 1000),
+        }
 
     def _renew(self, lease_id, duration_s):
         request = pb.RenewRequest(namespace=self._namespace, lease_id=lease_id, duration_ms=round(duration_s * 1000))
@@ -215,14 +218,8 @@ class Client:
 
         Soft, it is evicted only once nothing unpinned is left; hard, not at all.
         """
-        request = pb.PinRequest(
-            namespace=self._namespace,
-            model_id=model.id if model else "",
-            prompt=prompt.to_proto() if prompt else None,
-            sequence=sequence,
-            kind=pb.PIN_KIND_HARD if hard else pb.PIN_KIND_SOFT,
-            duration_ms=round(duration_s * 1000),
-        )
+        kind = pb.PIN_KIND_HARD if hard else pb.PIN_KIND_SOFT
+        request = pb.PinRequest(kind=kind, **self._grant_of(model, prompt, sequence, duration_s))
         reply = self._call(self._stub.Pin, request)
         return Pin(self, reply.pin_id, reply.tokens)
 

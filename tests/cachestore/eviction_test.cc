@@ -18,6 +18,9 @@ using kvtier::testing::Refuses;
 using kvtier::testing::SeededRandom;
 using testing::AppendSpan;
 using ::testing::HasSubstr;
+using testing::kAsFp32;
+using testing::Key;
+using testing::kSpace;
 using testing::NaiveSequence;
 using testing::PromptFrom;
 using testing::ReadCheck;
@@ -25,10 +28,6 @@ using testing::TestStore;
 
 constexpr std::int64_t kTokens = 200;
 constexpr int kPage = 32;
-constexpr char kSpace[] = "default";
-constexpr ReadFormat kAsFp32{.as = ElementType::kFp32};
-
-SequenceKey Key(const std::string& id) { return {kSpace, id}; }
 
 struct Case {
   const char* format;
@@ -243,7 +242,7 @@ TEST_P(EvictionTest, TakesASharedPrefixWithTheLastOfItsSharers) {
     return prompt;
   };
   for (int i = 0; i < 3; ++i) Write("shared" + std::to_string(i), sharing(i));
-  if (testing::SharablePages(model(), kTokens) < 2) GTEST_SKIP() << "no two pages are shared";
+  ASSERT_GE(testing::SharablePages(model(), kTokens), 2);
   for (int i = 0; i < 20; ++i) {
     Write(i);
     Write("shared" + std::to_string(3 + i), sharing(3 + i));
@@ -451,12 +450,9 @@ INSTANTIATE_TEST_SUITE_P(Formats, EvictionTest,
                                            Case{"kivi(4,4,32,32)", EvictionPolicyName::kLru},
                                            Case{"fp8(scale=page)", EvictionPolicyName::kLru}),
                          [](const auto& test) {
-                           std::string name = test.param.format;
-                           for (char& c : name)
-                             c = std::isalnum(static_cast<unsigned char>(c)) != 0 ? c : '_';
-                           return name + (test.param.policy == EvictionPolicyName::kLru
-                                              ? "_lru"
-                                              : "_s3_fifo");
+                           return testing::TestNameOf(test.param.format) +
+                                  (test.param.policy == EvictionPolicyName::kLru ? "_lru"
+                                                                                 : "_s3_fifo");
                          });
 
 }  // namespace

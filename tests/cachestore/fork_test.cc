@@ -20,34 +20,18 @@ using testing::AppendSpan;
 using testing::Diverge;
 using testing::ExpectReads;
 using ::testing::HasSubstr;
+using testing::Key;
+using testing::kPage;
 using testing::OpenWithPrompt;
 using testing::PromptFrom;
 using testing::TestStore;
 
 constexpr std::int64_t kMemory = 4 << 20;
 constexpr std::int64_t kTokens = 300;
-constexpr int kPage = 64;
 
-SequenceKey Key(const std::string& id) { return {"default", id}; }
-
-ModelSpec SpecOf() { return testing::UniformSpec({.layers = 2, .heads = 2, .dim = 32}); }
-
-class ForkTest : public ::testing::TestWithParam<const char*> {
+class ForkTest : public testing::TwoTextsTest {
  protected:
-  ForkTest() {
-    const ModelSpec spec = SpecOf();
-    entry_ = store_.Register(testing::RequestOf(spec, GetParam(), kPage));
-    const float largest = testing::LargestFor(GetParam(), spec);
-    one_ = kvtier::testing::MakeKvData(spec, kTokens, random_, largest);
-    other_ = kvtier::testing::MakeKvData(spec, kTokens, random_, largest);
-  }
-
-  const Model& model() const { return entry_->model(); }
-
-  SeededRandom random_;
-  TestStore store_{kMemory};
-  std::shared_ptr<ModelEntry> entry_;
-  KvData one_, other_;
+  ForkTest() : TwoTextsTest(TwoLayers(), {.memory = kMemory}, kTokens) {}
 };
 
 // With pages, a page that is filling, and residual; then both go on with other tokens.
@@ -144,7 +128,7 @@ TEST_P(ForkTest, IsRefusedWithTheReason) {
 
 TEST(Fork, ThatDoesNotFitTakesNothing) {
   SeededRandom random;
-  const ModelSpec spec = SpecOf();
+  const ModelSpec spec = testing::UniformSpec({.layers = 2, .heads = 2, .dim = 32});
   const auto plan = ResolveModel(testing::RequestOf(spec, "kivi2", kPage), 128).value();
   TestStore store(OnePageOfEveryLayer(*plan));  // not twice what 100 tokens take
   const auto entry = store.Register(testing::RequestOf(spec, "kivi2", kPage));
@@ -171,10 +155,13 @@ TEST_P(ForkTest, AnyMixReadsRight) {
   std::map<std::string, Book> books;
   std::uint32_t next_id = 1000;
   const auto fresh_tokens = [&](Book& book, std::int64_t from) {
-    book.data = Diverge(book.data,
-                        kvtier::testing::MakeKvData(SpecOf(), kTokens, random_,
-                                                    testing::LargestFor(GetParam(), SpecOf())),
-                        from);
+    book.data =
+        Diverge(book.data,
+                kvtier::testing::MakeKvData(
+                    testing::UniformSpec({.layers = 2, .heads = 2, .dim = 32}), kTokens, random_,
+                    testing::LargestFor(
+                        GetParam(), testing::UniformSpec({.layers = 2, .heads = 2, .dim = 32}))),
+                from);
     book.ids.resize(kTokens);
     for (std::size_t i = static_cast<std::size_t>(from); i < book.ids.size(); ++i)
       book.ids[i] = next_id++;

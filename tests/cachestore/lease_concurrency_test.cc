@@ -19,15 +19,15 @@ using kvtier::testing::IsOk;
 using kvtier::testing::KvData;
 using kvtier::testing::Random;
 using kvtier::testing::SeededRandom;
+using testing::kAsFp32;
+using testing::kSpace;
 using testing::Message;
 using testing::NaiveSequence;
 using testing::PromptFrom;
 using testing::TestStore;
 
-constexpr char kSpace[] = "default";
 constexpr std::int64_t kTokens = 96;
 constexpr int kRounds = 400;
-constexpr ReadFormat kAsFp32{.as = ElementType::kFp32};
 
 // All sequences have the same tokens, and a format in which values don't depend on who wrote them.
 class SharedTraffic {

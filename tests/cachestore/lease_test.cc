@@ -13,40 +13,29 @@ namespace kvtier::cachestore {
 namespace {
 
 using kvtier::testing::IsOk;
-using kvtier::testing::KvData;
 using kvtier::testing::Refuses;
-using kvtier::testing::SeededRandom;
 using testing::AppendSpan;
 using ::testing::HasSubstr;
+using testing::kAsFp32;
+using testing::Key;
+using testing::kPage;
+using testing::kSpace;
 using testing::NaiveSequence;
 using testing::OpenWithPrompt;
 using testing::PromptFrom;
 using testing::ReadCheck;
-using testing::TestStore;
 
 constexpr std::int64_t kMemory = 4 << 20;
 constexpr std::int64_t kTokens = 300;
-constexpr int kPage = 64;
-constexpr char kSpace[] = "default";
-constexpr ReadFormat kAsFp32{.as = ElementType::kFp32};
 
-SequenceKey Key(const std::string& id) { return {kSpace, id}; }
-
-class LeaseTest : public ::testing::TestWithParam<const char*> {
+class LeaseTest : public testing::TwoTextsTest {
  protected:
-  LeaseTest() {
-    const ModelSpec spec = testing::UniformSpec({.layers = 2, .heads = 2, .dim = 32});
-    entry_ = store_.Register(testing::RequestOf(spec, GetParam(), kPage));
-    data_ =
-        kvtier::testing::MakeKvData(spec, kTokens, random_, testing::LargestFor(GetParam(), spec));
-  }
-
-  const Model& model() const { return entry_->model(); }
+  LeaseTest() : TwoTextsTest(TwoLayers(), {.memory = kMemory, .max_leases = 1000}, kTokens) {}
 
   void Write(const std::string& id, const Prompt& prompt, std::int64_t tokens) {
     const auto writer = OpenWithPrompt(store_, id, model(), prompt);
     const std::int64_t from = writer->standing().received_tokens;
-    AppendSpan(*writer, data_, {from, tokens - from});
+    AppendSpan(*writer, one_, {from, tokens - from});
   }
   Grant Acquire(const Prompt& prompt, absl::Duration duration = absl::ZeroDuration()) {
     return store_->Acquire(kSpace, model().id, prompt, duration).value();
@@ -59,7 +48,7 @@ class LeaseTest : public ::testing::TestWithParam<const char*> {
     auto reader = Open(lease);
     ASSERT_THAT(reader, IsOk());
     ASSERT_EQ(reader->pins().tokens, tokens);
-    ReadCheck(*reader, kAsFp32, NaiveSequence(model(), data_, length)).Run(random_);
+    ReadCheck(*reader, kAsFp32, NaiveSequence(model(), one_, length)).Run(random_);
   }
   absl::Status FillSome(SequenceReader& reader) {
     const LayerOutput& out = reader.layers()[0];
@@ -67,11 +56,6 @@ class LeaseTest : public ::testing::TestWithParam<const char*> {
         v(static_cast<std::size_t>(out.v_bytes_per_token()));
     return reader.Fill(0, reader.pins().first_token, 1, k.data(), v.data());
   }
-
-  SeededRandom random_;
-  TestStore store_{StoreOptions{.memory = kMemory, .max_leases = 1000}};
-  std::shared_ptr<ModelEntry> entry_;
-  KvData data_;
 };
 
 TEST_P(LeaseTest, HoldsWhatOfAPromptIsHeld) {
@@ -166,12 +150,12 @@ TEST_P(LeaseTest, IsRenewedAsLongAsItLives) {
 // An open sequence goes on; the lease has the length that it was given.
 TEST_P(LeaseTest, OnAnOpenSequenceHasItsLength) {
   const auto writer = OpenWithPrompt(store_, "a", model(), {});
-  AppendSpan(*writer, data_, {0, 100});
+  AppendSpan(*writer, one_, {0, 100});
   const Grant lease = store_->Acquire(Key("a"), absl::ZeroDuration()).value();
-  AppendSpan(*writer, data_, {100, 180});
+  AppendSpan(*writer, one_, {100, 180});
   ExpectReads(lease.id, 100, 280);
   ASSERT_THAT(store_->Abort(Key("a")), IsOk());
-  testing::Message message(data_, writer->shard(), {}, {0, 1}, {280, 1});
+  testing::Message message(one_, writer->shard(), {}, {0, 1}, {280, 1});
   EXPECT_THAT(writer->Append(message.chunk()),
               Refuses(Reason::kSequenceGone, HasSubstr("aborted")));
   ExpectReads(lease.id, 100, 280);
@@ -190,10 +174,10 @@ TEST_P(LeaseTest, AcquireGivesWhatIsLeft) {
 // A device that fails half-way through an append may have spoiled what a lease holds.
 TEST_P(LeaseTest, EndsWhenTheDeviceFails) {
   const auto writer = OpenWithPrompt(store_, "a", model(), {});
-  AppendSpan(*writer, data_, {0, 100});
+  AppendSpan(*writer, one_, {0, 100});
   const Grant lease = store_->Acquire(Key("a"), absl::ZeroDuration()).value();
   store_.device.FailEncode(2);
-  testing::Message message(data_, writer->shard(), {}, {0, 1}, {100, 10});
+  testing::Message message(one_, writer->shard(), {}, {0, 1}, {100, 10});
   EXPECT_FALSE(writer->Append(message.chunk()).ok());
   store_.device.FailEncode(0);
   EXPECT_THAT(Open(lease.id), Refuses(Reason::kLeaseEnded, HasSubstr("is gone")));

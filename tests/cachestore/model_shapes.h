@@ -1,6 +1,7 @@
 #pragma once
 
 #include <algorithm>
+#include <cctype>
 #include <string>
 #include <utility>
 
@@ -10,6 +11,12 @@
 
 // Small models for tests.
 namespace kvtier::cachestore::testing {
+
+// As a test's name may have it.
+inline std::string TestNameOf(std::string format) {
+  for (char& c : format) c = std::isalnum(static_cast<unsigned char>(c)) != 0 ? c : '_';
+  return format;
+}
 
 struct Shape {
   int layers = 1;

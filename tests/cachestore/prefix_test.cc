@@ -22,29 +22,24 @@ using testing::AppendSpan;
 using testing::Diverge;
 using testing::ExpectReads;
 using ::testing::HasSubstr;
+using testing::Key;
+using testing::kPage;
 using testing::OpenWithPrompt;
 using testing::PromptFrom;
 using testing::TestStore;
 
 constexpr std::int64_t kMemory = 4 << 20;
 constexpr std::int64_t kTokens = 300;
-constexpr int kPage = 64;
 
-SequenceKey Key(const std::string& id) { return {"default", id}; }
-
-class PrefixTest : public ::testing::TestWithParam<const char*> {
+class PrefixTest : public testing::TwoTextsTest {
  protected:
-  PrefixTest() {
-    ModelSpec spec = testing::UniformSpec({.layers = 2, .heads = 2, .dim = 32});
-    const std::string format = GetParam();
+  PrefixTest() : TwoTextsTest(Spec(), {.memory = kMemory}, kTokens) {}
+  static ModelSpec Spec() {
+    ModelSpec spec = TwoLayers();
     spec.layers[1].k_head_dim = 64;
-    entry_ = store_.Register(testing::RequestOf(spec, format, kPage));
-    const float largest = testing::LargestFor(format, spec);
-    one_ = kvtier::testing::MakeKvData(spec, kTokens, random_, largest);
-    other_ = kvtier::testing::MakeKvData(spec, kTokens, random_, largest);
+    return spec;
   }
 
-  const Model& model() const { return entry_->model(); }
   std::int64_t Held(const Prompt& prompt) {
     return store_->Lookup("default", model().id, {prompt}).value()[0];
   }
@@ -62,11 +57,6 @@ class PrefixTest : public ::testing::TestWithParam<const char*> {
     const std::int64_t from = writer->standing().received_tokens;
     AppendSpan(*writer, data, {from, tokens - from});
   }
-
-  SeededRandom random_;
-  TestStore store_{kMemory};
-  std::shared_ptr<ModelEntry> entry_;
-  KvData one_, other_;
 };
 
 TEST_P(PrefixTest, IsHeldInWholeHashBlocksAsFarAsItIsCommitted) {

@@ -14,6 +14,31 @@
 // Sequences that begin as others do.
 namespace kvtier::cachestore::testing {
 
+inline constexpr char kSpace[] = "default";
+inline constexpr int kPage = 64;
+inline constexpr ReadFormat kAsFp32{.as = ElementType::kFp32};
+
+inline SequenceKey Key(const std::string& id) { return {kSpace, id}; }
+
+// A store of one small model in the format that is the test's parameter, and two texts of it.
+class TwoTextsTest : public ::testing::TestWithParam<const char*> {
+ protected:
+  TwoTextsTest(const ModelSpec& spec, const StoreOptions& options, std::int64_t tokens)
+      : store_(options), entry_(store_.Register(RequestOf(spec, GetParam(), kPage))) {
+    const float largest = LargestFor(GetParam(), spec);
+    one_ = kvtier::testing::MakeKvData(spec, tokens, random_, largest);
+    other_ = kvtier::testing::MakeKvData(spec, tokens, random_, largest);
+  }
+  static ModelSpec TwoLayers() { return UniformSpec({.layers = 2, .heads = 2, .dim = 32}); }
+
+  const Model& model() const { return entry_->model(); }
+
+  kvtier::testing::SeededRandom random_;
+  TestStore store_;
+  std::shared_ptr<ModelEntry> entry_;
+  KvData one_, other_;
+};
+
 // A prompt of tokens first, first + 1, ...
 inline Prompt PromptFrom(std::uint32_t first, std::int64_t tokens) {
   Prompt prompt;

@@ -129,12 +129,7 @@ TEST_P(StoreReadSnapshot, DescribeAndReadAgree) {
 INSTANTIATE_TEST_SUITE_P(Formats, StoreReadSnapshot,
                          ::testing::Values("auto", "fp8", "int8_per_token_head", "kivi2",
                                            "kivi(4,2,32,0)"),
-                         [](const auto& instance) {
-                           std::string name = instance.param;
-                           for (char& c : name)
-                             if (std::isalnum(static_cast<unsigned char>(c)) == 0) c = '_';
-                           return name;
-                         });
+                         [](const auto& test) { return testing::TestNameOf(test.param); });
 
 // Heads that are ahead of the others have other codes and residual; a reader sees what is
 // committed.

@@ -14,33 +14,22 @@ namespace {
 using kvtier::testing::IsOk;
 using kvtier::testing::KvData;
 using kvtier::testing::Refuses;
-using kvtier::testing::SeededRandom;
 using testing::AppendSpan;
 using testing::Diverge;
 using testing::ExpectReads;
 using ::testing::HasSubstr;
+using testing::kAsFp32;
+using testing::Key;
+using testing::kSpace;
 using testing::OpenWithPrompt;
 using testing::PromptFrom;
-using testing::TestStore;
 
 constexpr std::int64_t kMemory = 8 << 20;
 constexpr std::int64_t kTokens = 400;
-constexpr int kPage = 64;
-constexpr char kSpace[] = "default";
-constexpr ReadFormat kAsFp32{.as = ElementType::kFp32};
 
-SequenceKey Key(const std::string& id) { return {kSpace, id}; }
-
-class TruncateTest : public ::testing::TestWithParam<const char*> {
+class TruncateTest : public testing::TwoTextsTest {
  protected:
-  TruncateTest() {
-    const ModelSpec spec = testing::UniformSpec({.layers = 2, .heads = 2, .dim = 32});
-    entry_ = store_.Register(testing::RequestOf(spec, GetParam(), kPage));
-    const float largest = testing::LargestFor(GetParam(), spec);
-    one_ = kvtier::testing::MakeKvData(spec, kTokens, random_, largest);
-    other_ = kvtier::testing::MakeKvData(spec, kTokens, random_, largest);
-  }
-  const Model& model() const { return entry_->model(); }
+  TruncateTest() : TwoTextsTest(TwoLayers(), {.memory = kMemory}, kTokens) {}
 
   // Every K and V of the first tokens, one after the other.
   std::vector<std::byte> Bytes(absl::StatusOr<SequenceReader> reader) {
@@ -71,11 +60,6 @@ class TruncateTest : public ::testing::TestWithParam<const char*> {
     while (cuts(model().layers[0].k) || cuts(model().layers[0].v)) --token;
     return token;
   }
-
-  SeededRandom random_;
-  TestStore store_{StoreOptions{.memory = kMemory}};
-  std::shared_ptr<ModelEntry> entry_;
-  KvData one_, other_;
 };
 
 TEST_P(TruncateTest, WhatIsLeftStaysAndWhatFollowsIsAsIfTheRestHadNeverBeen) {
@@ -228,12 +212,7 @@ INSTANTIATE_TEST_SUITE_P(Formats, TruncateTest,
                          ::testing::Values("auto", "fp8", "kivi2", "kivi(4,4,32,64)",
                                            "kivi(2,2,32,0)", "int8_per_token_head",
                                            "fp8(scale=page)"),
-                         [](const auto& test) {
-                           std::string name = test.param;
-                           for (char& c : name)
-                             c = std::isalnum(static_cast<unsigned char>(c)) != 0 ? c : '_';
-                           return name;
-                         });
+                         [](const auto& test) { return testing::TestNameOf(test.param); });
 
 }  // namespace
 }  // namespace kvtier::cachestore

@@ -20,6 +20,7 @@ import kvtier
 from kvtier.v1 import kv_tier_pb2 as pb
 from kvtier.v1 import kv_tier_pb2_grpc as rpc
 from live_server import LiveServer
+from refusal_case import RefusalCase
 
 LAYERS, HEADS, DIM, TOKENS = 2, 2, 64, 512
 BOUND_S = 20  # a slow machine's; what is waited for takes a second or two
@@ -41,7 +42,7 @@ time.sleep(600)
 """
 
 
-class DyingClientTest(unittest.TestCase):
+class DyingClientTest(RefusalCase):
     def setUp(self):
         self.server = LiveServer("64MiB", "--open-sequence-deadline=2s")
         self.addCleanup(self.server.stop)
@@ -78,11 +79,6 @@ class DyingClientTest(unittest.TestCase):
     def wait_for_free_memory(self):
         self.wait_for("the memory did not come back", lambda: self.client.capacity().memory.free == self.free)
 
-    def refused(self, reason, call):
-        with self.assertRaises(kvtier.KvTierError) as caught:
-            call()
-        self.assertEqual(caught.exception.reason, reason)
-
     def test_a_killed_writer_goes_on_with_a_higher_epoch(self):
         stale = self.start_writer("a", epoch=1)
         killed = self.start_writer("b", epoch=1)
@@ -97,13 +93,13 @@ class DyingClientTest(unittest.TestCase):
             layer = self.client.read(sequence).layers[1]
             np.testing.assert_array_equal(layer.k, self.data[1][0])
             np.testing.assert_array_equal(layer.v, self.data[1][1])
-        self.refused("SEALED", lambda: self.client.append("a", self.model, writer_epoch=1))
+        self.assert_refused("SEALED", lambda: self.client.append("a", self.model, writer_epoch=1))
         stale.kill()
 
     def test_an_older_epoch_comes_too_late(self):
         self.start_writer("a", epoch=1).kill()
         self.put("a", 100, 200, epoch=2)
-        self.refused("OLD_EPOCH", lambda: self.client.append("a", self.model, writer_epoch=1))
+        self.assert_refused("OLD_EPOCH", lambda: self.client.append("a", self.model, writer_epoch=1))
 
     def test_what_a_killed_writer_left_is_given_up_and_its_name_is_free(self):
         os.kill(self.start_writer("a").pid, signal.SIGKILL)
@@ -133,9 +129,7 @@ class DyingClientTest(unittest.TestCase):
             stream.send(0, 0, self.data[0][0][:tokens], self.data[0][1][:tokens])
             if i % 2:
                 stream.flush()
-                self.client.abort("a")
-            else:
-                self.client.abort("a")
+            self.client.abort("a")
         self.wait_for_free_memory()
 
     def test_health_is_not_the_clients(self):

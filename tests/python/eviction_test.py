@@ -14,13 +14,14 @@ except ImportError as missing:
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "python"))
 import kvtier
 from live_server import LiveServer
+from refusal_case import RefusalCase
 
 LAYERS, HEADS, DIM, TOKENS, PAGE = 2, 2, 64, 256, 64
 EACH = LAYERS * 2 * TOKENS * HEADS * DIM * 2  # bytes of a sequence's values
 DEADLINE_S = 10
 
 
-class FullServerCase(unittest.TestCase):
+class FullServerCase(RefusalCase):
     flags = ()
 
     def setUp(self):
@@ -49,12 +50,6 @@ class FullServerCase(unittest.TestCase):
         except kvtier.KvTierError as error:
             self.assertEqual(error.reason, "UNKNOWN_SEQUENCE")
             return 0
-
-    def assert_refused(self, reason, call):
-        with self.assertRaises(kvtier.KvTierError) as caught:
-            call()
-        self.assertEqual(caught.exception.reason, reason)
-        return str(caught.exception)
 
 
 class EvictionTest(FullServerCase):

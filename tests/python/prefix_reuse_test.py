@@ -14,6 +14,7 @@ except ImportError as missing:
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "python"))
 import kvtier
 from live_server import LiveServer
+from refusal_case import RefusalCase
 
 LAYERS, HEADS, DIM, TOKENS, PAGE = 2, 2, 64, 300, 128
 
@@ -27,7 +28,7 @@ def tearDownModule():
     server.stop()
 
 
-class PrefixReuseTest(unittest.TestCase):
+class PrefixReuseTest(RefusalCase):
     def setUp(self):
         self.client = kvtier.Client(server.address)
         self.addCleanup(self.client.close)
@@ -57,12 +58,6 @@ class PrefixReuseTest(unittest.TestCase):
         for layer, (k, v) in enumerate(data):
             for got, want in ((result.layers[layer].k, k), (result.layers[layer].v, v)):
                 np.testing.assert_array_equal(got, kvtier.from_float32(want[:tokens], "bfloat16"))
-
-    def assert_refused(self, reason, call):
-        with self.assertRaises(kvtier.KvTierError) as caught:
-            call()
-        self.assertEqual(caught.exception.reason, reason)
-        return str(caught.exception)
 
     def test_a_prefix_is_found_and_shared(self):
         self.assertEqual(self.client.lookup(self.model, [self.prompt()]), [0])
