@@ -4,15 +4,13 @@
 #include <cstring>
 #include <utility>
 
-#include "cachestore/prefix_index.h"
-
 namespace kvtier::cachestore {
 namespace {
 
 // The last key stands for all tokens so far, and is as good as random.
-std::uint64_t ContentOf(const std::vector<PrefixKey>& keys) {
+std::uint64_t ContentOf(const HashBlocks& blocks) {
   std::uint64_t content = 0;
-  if (!keys.empty()) std::memcpy(&content, keys.back().data(), sizeof content);
+  if (blocks.size() > 0) std::memcpy(&content, blocks.keys.back().data(), sizeof content);
   return content;
 }
 
@@ -23,7 +21,7 @@ std::shared_ptr<Column> Column::Make(std::shared_ptr<const Column> before, Conte
                                      EvictionNode& end) {
   std::shared_ptr<Column> column(new Column(std::move(before), std::move(content), owner, home));
   home.evictor.AddColumn(column->node_, end);
-  home.index.Add(column->keys_, column.get());
+  owner.name_space->index.Add(AllOf(column->blocks_), column.get());
   return column;
 }
 
@@ -32,11 +30,10 @@ Column::Column(std::shared_ptr<const Column> before, Content content, const Owne
     : before_(std::move(before)),
       page_(before_ == nullptr ? 0 : before_->page_ + 1),
       layers_(std::move(content.layers)),
-      keys_(std::move(content.keys)),
+      blocks_(std::move(content.blocks)),
       owner_(owner),
-      index_(home.index),
       evictor_(home.evictor),
-      node_(owner.name_space->candidates, ContentOf(keys_)) {
+      node_(owner.name_space->candidates, ContentOf(*blocks_)) {
   for (const Layer& layer : layers_) {
     for (const auto& part : {layer.k, layer.v}) {
       if (part == nullptr) continue;
@@ -48,7 +45,7 @@ Column::Column(std::shared_ptr<const Column> before, Content content, const Owne
 }
 
 Column::~Column() {
-  index_.Remove(keys_, this);
+  owner_.name_space->index.Remove(AllOf(blocks_), this);
   evictor_.Remove(node_);
   owner_.model->Add({.tokens_held = -owner_.model->model().page_tokens});
 }

@@ -6,7 +6,7 @@
 
 #include "cachestore/eviction/evictor.h"
 #include "cachestore/home.h"
-#include "cachestore/model/prefix_key.h"
+#include "cachestore/model/hash_blocks.h"
 #include "cachestore/part.h"
 
 namespace kvtier::cachestore {
@@ -22,10 +22,10 @@ class Column : public std::enable_shared_from_this<Column> {
 
   struct Content {
     std::vector<Layer> layers;
-    std::vector<PrefixKey> keys;  // of the hash blocks that end in it
+    HashBlocksPtr blocks;  // that end in it
   };
 
-  // Is found under its keys until it goes. `before`: null for page 0. What `home` points to must
+  // Is found by its blocks until it goes. `before`: null for page 0. What `home` points to must
   // outlive it. The `end` of its maker stands behind it from now on, so that it isn't evicted.
   static std::shared_ptr<Column> Make(std::shared_ptr<const Column> before, Content content,
                                       const Owner& owner, const SequenceHome& home,
@@ -38,7 +38,7 @@ class Column : public std::enable_shared_from_this<Column> {
   std::int64_t page() const { return page_; }
   std::int64_t end_token() const;
   const Layer& layer(std::size_t index) const { return layers_[index]; }
-  const std::vector<PrefixKey>& keys() const { return keys_; }
+  const HashBlocks& blocks() const { return *blocks_; }
   const MemoryHeld& held() const { return held_; }
   std::int64_t saturated_values() const { return saturated_; }
   EvictionNode& node() const { return node_; }
@@ -50,9 +50,8 @@ class Column : public std::enable_shared_from_this<Column> {
   const std::shared_ptr<const Column> before_;
   const std::int64_t page_;
   const std::vector<Layer> layers_;
-  const std::vector<PrefixKey> keys_;
+  const HashBlocksPtr blocks_;
   const Owner owner_;
-  PrefixIndex& index_;
   Evictor& evictor_;
   mutable EvictionNode node_;
   MemoryHeld held_;

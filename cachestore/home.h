@@ -10,13 +10,10 @@
 
 namespace kvtier::cachestore {
 
-class PrefixIndex;
-
 // What a store's sequences live in and from.
 struct SequenceHome {
   Arena& arena;
   Device& device;
-  PrefixIndex& index;
   Evictor& evictor;
 };
 

@@ -10,6 +10,7 @@
 #include "cachestore/base/mutex.h"
 #include "cachestore/eviction/evictor.h"
 #include "cachestore/memory_account.h"
+#include "cachestore/prefix_index.h"
 
 namespace kvtier::cachestore {
 
@@ -20,6 +21,7 @@ struct Namespace {
 
   const std::shared_ptr<MemoryAccount> memory;
   EvictionQueue candidates;  // of it alone
+  PrefixIndex index;
 };
 
 // Quotas that differ from the default.

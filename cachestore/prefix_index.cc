@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <type_traits>
 #include <utility>
 
 #include "cachestore/base/check.h"
@@ -9,6 +10,38 @@
 #include "cachestore/sequence.h"
 
 namespace kvtier::cachestore {
+namespace {
+
+// Tells a log, if there is one, of blocks that changed one by one, as few events as can be.
+class Changes {
+ public:
+  Changes(BlockEvent::Kind kind, const BlockRange& range, std::shared_ptr<EventLog> log)
+      : kind_(kind), log_(std::move(log)), run_{range.blocks, range.begin, range.begin} {}
+  ~Changes() { Flush(); }
+  Changes(const Changes&) = delete;
+  Changes& operator=(const Changes&) = delete;
+
+  void Add(std::int64_t index) {
+    if (log_ == nullptr) return;
+    if (index != run_.end || run_.size() == kMaxEventBlocks) {
+      Flush();
+      run_.begin = index;
+    }
+    run_.end = index + 1;
+  }
+
+ private:
+  void Flush() {
+    if (run_.empty()) return;
+    log_->Append({kind_, kind_ == BlockEvent::Kind::kStored ? CopyOf(run_) : KeysOf(run_)});
+  }
+
+  const BlockEvent::Kind kind_;
+  const std::shared_ptr<EventLog> log_;
+  BlockRange run_;
+};
+
+}  // namespace
 
 std::size_t PrefixIndex::Hash::operator()(const PrefixKey& key) const {
   std::size_t hash;
@@ -16,38 +49,49 @@ std::size_t PrefixIndex::Hash::operator()(const PrefixKey& key) const {
   return hash;
 }
 
-void PrefixIndex::Add(absl::Span<const PrefixKey> keys, const Column* column) {
-  AddTo(&Holders::columns, keys, column);
+void PrefixIndex::Add(const BlockRange& blocks, const Column* column) {
+  AddTo(&Holders::columns, blocks, column);
 }
 
-void PrefixIndex::Add(absl::Span<const PrefixKey> keys, Sequence* sequence) {
-  AddTo(&Holders::sequences, keys, sequence);
+void PrefixIndex::Add(const BlockRange& blocks, Sequence* sequence) {
+  AddTo(&Holders::sequences, blocks, sequence);
 }
 
-void PrefixIndex::Remove(absl::Span<const PrefixKey> keys, const Column* column) {
-  RemoveFrom(&Holders::columns, keys, column);
+void PrefixIndex::Remove(const BlockRange& blocks, const Column* column) {
+  RemoveFrom(&Holders::columns, blocks, column);
 }
 
-void PrefixIndex::Remove(absl::Span<const PrefixKey> keys, Sequence* sequence) {
-  RemoveFrom(&Holders::sequences, keys, sequence);
-}
-
-template <class T>
-void PrefixIndex::AddTo(HolderSet<T> Holders::*set, absl::Span<const PrefixKey> keys, T* holder) {
-  if (keys.empty()) return;
-  MutexLock lock(&mutex_);
-  for (const PrefixKey& key : keys) (holders_[key].*set).Add(holder);
+void PrefixIndex::Remove(const BlockRange& blocks, Sequence* sequence) {
+  RemoveFrom(&Holders::sequences, blocks, sequence);
 }
 
 template <class T>
-void PrefixIndex::RemoveFrom(HolderSet<T> Holders::*set, absl::Span<const PrefixKey> keys,
-                             T* holder) {
-  if (keys.empty()) return;
+void PrefixIndex::AddTo(HolderSet<T> Holders::*set, const BlockRange& range, T* holder) {
+  if (range.empty()) return;
   MutexLock lock(&mutex_);
-  for (const PrefixKey& key : keys) {
-    const auto entry = holders_.find(key);
+  Changes stored(BlockEvent::Kind::kStored, range, log_.lock());
+  for (std::int64_t index = range.begin; index < range.end; ++index) {
+    Holders& holders = holders_[range.blocks->keys[static_cast<std::size_t>(index)]];
+    if (holders.empty()) stored.Add(index);
+    if (holders.empty() || std::is_same_v<T, const Column>) {
+      holders.blocks = range.blocks;
+      holders.index = index;
+    }
+    (holders.*set).Add(holder);
+  }
+}
+
+template <class T>
+void PrefixIndex::RemoveFrom(HolderSet<T> Holders::*set, const BlockRange& range, T* holder) {
+  if (range.empty()) return;
+  MutexLock lock(&mutex_);
+  Changes removed(BlockEvent::Kind::kRemoved, range, log_.lock());
+  for (std::int64_t index = range.begin; index < range.end; ++index) {
+    const auto entry = holders_.find(range.blocks->keys[static_cast<std::size_t>(index)]);
     KVT_CHECK(entry != holders_.end() && (entry->second.*set).Remove(holder));
-    if (entry->second.columns.empty() && entry->second.sequences.empty()) holders_.erase(entry);
+    if (!entry->second.empty()) continue;
+    holders_.erase(entry);
+    removed.Add(index);
   }
 }
 
@@ -87,6 +131,48 @@ PrefixIndex::Found PrefixIndex::FindAmong(absl::Span<const PrefixKey> keys, bool
     if (found.column != nullptr || found.sequence != nullptr) return found;
   }
   return {};
+}
+
+std::shared_ptr<EventLog> PrefixIndex::log() const {
+  MutexLock lock(&mutex_);
+  return log_.lock();
+}
+
+void PrefixIndex::SetLog(const std::shared_ptr<EventLog>& log) {
+  MutexLock lock(&mutex_);
+  log_ = log;
+}
+
+PrefixIndex::Listing PrefixIndex::List() const {
+  Listing listing;
+  std::vector<BlockRange>& blocks = listing.ranges;
+  {
+    MutexLock lock(&mutex_);
+    blocks.reserve(holders_.size());
+    for (const auto& [key, holders] : holders_)
+      blocks.push_back({holders.blocks, holders.index, holders.index + 1});
+    listing.number = log_.lock()->last();
+  }
+  std::sort(blocks.begin(), blocks.end(), [](const BlockRange& a, const BlockRange& b) {
+    return std::pair(a.blocks, a.begin) < std::pair(b.blocks, b.begin);
+  });
+  // What lies together becomes one.
+  std::size_t ranges = 0;
+  for (BlockRange& block : blocks) {
+    BlockRange* const last = ranges == 0 ? nullptr : &blocks[ranges - 1];
+    if (last != nullptr && last->blocks == block.blocks && last->end == block.begin &&
+        last->size() < kMaxEventBlocks) {
+      last->end = block.end;
+    } else if (&block != &blocks[ranges++]) {
+      blocks[ranges - 1] = std::move(block);
+    }
+  }
+  blocks.resize(ranges);
+  // The range of the block before a range begins earlier in its prompt than that does.
+  const auto first = [](const BlockRange& range) { return range.blocks->first + range.begin; };
+  std::sort(blocks.begin(), blocks.end(),
+            [&](const BlockRange& a, const BlockRange& b) { return first(a) < first(b); });
+  return listing;
 }
 
 }  // namespace kvtier::cachestore

@@ -22,7 +22,7 @@ Sequence::Sequence(SequenceKey key, Owner owner, const SequenceHome& home, absl:
       path_(std::move(start.path)),
       writers_(owner_.model->model()),
       last_message_(now),
-      keys_(std::move(start.keys)) {
+      blocks_(std::move(start.blocks)) {
   MutexLock lock(&mutex_);
   // Of the columns some may have been evicted since they were found.
   const bool kept = home_.evictor.AddEnd(end_, path_.NodeAt(path_.pages()));
@@ -38,7 +38,7 @@ Sequence::Sequence(SequenceKey key, Owner owner, const SequenceHome& home, absl:
 
 std::shared_ptr<Sequence> Sequence::ForReader(SequenceKey key, const Owner& owner,
                                               const SequenceHome& home, absl::Time now, Path path) {
-  SequenceStart start{.path = std::move(path), .keys = {}, .for_reader = true};
+  SequenceStart start{.path = std::move(path), .blocks = NoBlocks(), .for_reader = true};
   auto sequence = std::make_shared<Sequence>(std::move(key), owner, home, now, std::move(start));
   // Not before it can be found by its weak pointer.
   home.evictor.Unguard(sequence->end_, Evictor::Use::kNone);
@@ -60,15 +60,15 @@ void Sequence::StartLayers() {
 Sequence::~Sequence() { Drop(absl::CancelledError("the store is going away")); }
 
 absl::StatusOr<AppendResult> Sequence::Claim(const std::shared_ptr<WriterClaim>& claim,
-                                             const std::vector<PrefixKey>& keys, absl::Time now) {
+                                             const HashBlocksPtr& blocks, absl::Time now) {
   EndedClaims ended;
   AppendResult standing;
   {
     MutexLock lock(&mutex_);
     KVT_RETURN_IF_ERROR(CheckWritable(*claim));
-    KVT_RETURN_IF_ERROR(CheckKeys(keys));
+    KVT_RETURN_IF_ERROR(CheckBlocks(*blocks));
     KVT_RETURN_IF_ERROR(writers_.Add(claim, key_.id, ended));
-    TakeKeys(keys);
+    TakeBlocks(blocks);
     last_message_ = now;
     standing = Standing(claim->shard);
   }

@@ -87,11 +87,11 @@ struct SequencePins {
   std::vector<Layer> layers;  // of the shard
 };
 
-// What a sequence begins with: columns of others, and the keys of its prompt's hash blocks, where
-// they are known. One for a reader is Sequence::ForReader's.
+// What a sequence begins with: columns of others, and its prompt's hash blocks, as far as they
+// are known. One for a reader is Sequence::ForReader's.
 struct SequenceStart {
   Path path;
-  std::vector<PrefixKey> keys;
+  HashBlocksPtr blocks = NoBlocks();
   bool for_reader = false;
 };
 
@@ -121,10 +121,10 @@ class Sequence : public std::enable_shared_from_this<Sequence> {
   const Owner& owner() const { return owner_; }
   bool for_reader() const { return !counts_; }
 
-  // As WriterClaims::Add; the older ones end. `keys`: of the writer's prompt; FAILED_PRECONDITION
+  // As WriterClaims::Add; the older ones end. `blocks`: of the writer's prompt; FAILED_PRECONDITION
   // where they are of another prompt than the sequence's.
   absl::StatusOr<AppendResult> Claim(const std::shared_ptr<WriterClaim>& claim,
-                                     const std::vector<PrefixKey>& keys, absl::Time now)
+                                     const HashBlocksPtr& blocks, absl::Time now)
       ABSL_LOCKS_EXCLUDED(mutex_);
   // An open sequence that holds nothing goes with its last writer. Whether it is gone.
   bool Leave(const std::shared_ptr<WriterClaim>& claim) ABSL_LOCKS_EXCLUDED(mutex_);
@@ -249,13 +249,12 @@ class Sequence : public std::enable_shared_from_this<Sequence> {
   absl::Status CheckHeld() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Whether every layer and head has received as much.
   bool StandTogether() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  absl::Status CheckKeys(const std::vector<PrefixKey>& keys) const
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  void TakeKeys(const std::vector<PrefixKey>& keys) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::Status CheckBlocks(const HashBlocks& blocks) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void TakeBlocks(const HashBlocksPtr& blocks) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Of the first `tokens` tokens those that are known.
+  BlockRange BlocksOf(std::int64_t tokens) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   std::int64_t BlocksIn(std::int64_t tokens) const;
   std::int64_t PathTokens() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  absl::Span<const PrefixKey> KeysIn(std::int64_t begin, std::int64_t end) const
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void LetGo() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // All layers with nothing behind the path.
   void StartLayers() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -304,7 +303,7 @@ class Sequence : public std::enable_shared_from_this<Sequence> {
   std::vector<LayerState> layers_ ABSL_GUARDED_BY(mutex_);  // what is behind the path
   WriterClaims writers_ ABSL_GUARDED_BY(mutex_);
   absl::Time last_message_ ABSL_GUARDED_BY(mutex_);
-  std::vector<PrefixKey> keys_ ABSL_GUARDED_BY(mutex_);  // of hash blocks from the first on
+  HashBlocksPtr blocks_ ABSL_GUARDED_BY(mutex_);  // from the first on
   // Of these, [begin, end) are in the index as this sequence's; those before, as its columns'.
   std::int64_t indexed_begin_ ABSL_GUARDED_BY(mutex_) = 0;
   std::int64_t indexed_end_ ABSL_GUARDED_BY(mutex_) = 0;

@@ -32,10 +32,10 @@ std::int64_t Sequence::SharedPages() const {
   return layers_.empty() ? 0 : layers_[0].k.origin() / owner_.model->model().page_tokens;
 }
 
-absl::Status Sequence::CheckKeys(const std::vector<PrefixKey>& keys) const {
-  const std::size_t both = std::min(keys.size(), keys_.size());
+absl::Status Sequence::CheckBlocks(const HashBlocks& blocks) const {
+  const std::size_t both = std::min(blocks.keys.size(), blocks_->keys.size());
   for (std::size_t block = 0; block < both; ++block) {
-    if (keys[block] == keys_[block]) continue;
+    if (blocks.keys[block] == blocks_->keys[block]) continue;
     return Error(Reason::kPromptMismatch,
                  fmt::format("prompt is not the one that sequence \"{}\" was opened with: they "
                              "differ in hash block {}",
@@ -44,20 +44,20 @@ absl::Status Sequence::CheckKeys(const std::vector<PrefixKey>& keys) const {
   return absl::OkStatus();
 }
 
-void Sequence::TakeKeys(const std::vector<PrefixKey>& keys) {
-  if (keys.size() <= keys_.size()) return;
+void Sequence::TakeBlocks(const HashBlocksPtr& blocks) {
+  if (blocks->size() <= blocks_->size()) return;
   // Columns that are there already were made without: they stay as they are.
-  keys_ = keys;
+  blocks_ = blocks;
   Publish();
 }
 
 void Sequence::Publish() {
   MakeColumns();
-  const auto known = static_cast<std::int64_t>(keys_.size());
-  const std::int64_t begin = std::min(known, BlocksIn(PathTokens()));
-  const std::int64_t end = std::max(begin, std::min(known, BlocksIn(Committed())));
-  home_.index.Add(KeysIn(std::max(begin, indexed_end_), end), this);
-  home_.index.Remove(KeysIn(indexed_begin_, std::min(begin, indexed_end_)), this);
+  const std::int64_t begin = BlocksOf(PathTokens()).end;
+  const std::int64_t end = std::max(begin, BlocksOf(Committed()).end);
+  PrefixIndex& index = owner_.name_space->index;
+  index.Add({blocks_, std::max(begin, indexed_end_), end}, this);
+  index.Remove({blocks_, indexed_begin_, std::min(begin, indexed_end_)}, this);
   indexed_begin_ = begin;
   indexed_end_ = end;
 }
@@ -82,26 +82,20 @@ void Sequence::MakeColumns() {
     for (std::size_t i = 0; i < columns.size(); ++i)
       columns[i].push_back({std::move(k[i]), v.empty() ? nullptr : std::move(v[i])});
   }
-  const auto known = static_cast<std::int64_t>(keys_.size());
   for (std::vector<Column::Layer>& layers : columns) {
-    const std::int64_t begin = std::min(known, BlocksIn(PathTokens()));
-    const std::int64_t end =
-        std::min(known, BlocksIn(PathTokens() + owner_.model->model().page_tokens));
-    path_.Add(Column::Make(path_.last(),
-                           {std::move(layers), {keys_.begin() + begin, keys_.begin() + end}},
-                           owner_, home_, end_));
+    BlockRange blocks = BlocksOf(PathTokens() + owner_.model->model().page_tokens);
+    blocks.begin = BlocksOf(PathTokens()).end;
+    path_.Add(Column::Make(path_.last(), {std::move(layers), CopyOf(blocks)}, owner_, home_, end_));
   }
 }
 
 void Sequence::Unlist() {
-  home_.index.Remove(KeysIn(indexed_begin_, indexed_end_), this);
+  owner_.name_space->index.Remove({blocks_, indexed_begin_, indexed_end_}, this);
   indexed_end_ = indexed_begin_;
 }
 
-absl::Span<const PrefixKey> Sequence::KeysIn(std::int64_t begin, std::int64_t end) const {
-  if (begin >= end) return {};
-  return absl::Span<const PrefixKey>(keys_).subspan(static_cast<std::size_t>(begin),
-                                                    static_cast<std::size_t>(end - begin));
+BlockRange Sequence::BlocksOf(std::int64_t tokens) const {
+  return {blocks_, 0, std::min(blocks_->size(), BlocksIn(tokens))};
 }
 
 void Sequence::List() {
@@ -133,13 +127,13 @@ absl::StatusOr<SequenceFork> Sequence::Fork(SequenceKey key, std::int64_t tokens
         fmt::format("tokens is {}; sequence \"{}\" has {} committed", tokens, key_.id, committed));
   }
   if (tokens < 0) tokens = committed;
-  SequenceStart start{.path = path_, .keys = keys_};
+  SequenceStart start{.path = path_};
   const bool exact = tokens == committed && StandTogether();
   if (!exact) {
     start.path.CutTo(tokens / owner_.model->model().page_tokens);
     tokens = start.path.pages() * owner_.model->model().page_tokens;
   }
-  start.keys.resize(std::min(keys_.size(), static_cast<std::size_t>(BlocksIn(tokens))));
+  start.blocks = CopyOf(BlocksOf(tokens));
   if (exact) {
     KVT_RETURN_IF_ERROR(CheckRoomForCopy(needed));
   }

@@ -69,11 +69,11 @@ void Sequence::CutTo(std::int64_t tokens, std::vector<PlannedCut> cuts) {
   for (LayerState& layer : layers_) std::fill(layer.received.begin(), layer.received.end(), tokens);
   Unlist();
   // What follows will be other tokens than the prompt said.
-  keys_.resize(std::min(keys_.size(), static_cast<std::size_t>(BlocksIn(tokens))));
+  blocks_ = CopyOf(BlocksOf(tokens));
   const std::int64_t pages = std::min(path_.pages(), tokens / owner_.model->model().page_tokens);
   home_.evictor.MoveBack(end_, path_.NodeAt(pages));
   path_.CutTo(pages);
-  indexed_begin_ = indexed_end_ = std::min<std::int64_t>(std::ssize(keys_), BlocksIn(PathTokens()));
+  indexed_begin_ = indexed_end_ = BlocksOf(PathTokens()).end;
   Publish();
   Report(0);
 }
@@ -95,7 +95,7 @@ absl::StatusOr<std::shared_ptr<Sequence>> Sequence::Successor(absl::Time now,
   KVT_RETURN_IF_ERROR(CheckOpen());
   KVT_RETURN_IF_ERROR(CheckRoomForCopy(needed));
   auto successor = std::make_shared<Sequence>(key_, owner_, home_, now,
-                                              SequenceStart{.path = path_, .keys = keys_});
+                                              SequenceStart{.path = path_, .blocks = blocks_});
   KVT_RETURN_IF_ERROR(CopyEndTo(*successor));
   MutexLock successor_lock(&successor->mutex_);
   successor->writers_ = writers_.WithoutWriters();

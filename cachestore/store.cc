@@ -28,14 +28,6 @@ absl::Status NotHeld(const SequenceKey& key) {
 
 }  // namespace
 
-absl::StatusOr<std::vector<PrefixKey>> Store::KeysOf(const Model& model,
-                                                     const std::string& name_space,
-                                                     const Prompt& prompt) {
-  const int block_tokens = model.request.spec.hash_block_tokens;
-  KVT_RETURN_IF_ERROR(CheckPrompt(prompt, block_tokens));
-  return PrefixKeysOf(name_space, model.id, block_tokens, prompt);
-}
-
 template <class F>
 auto Store::WithRoom(const std::shared_ptr<Namespace>& name_space, F f) {
   std::int64_t wanted = 0;
@@ -82,7 +74,9 @@ Store::Store(const StoreOptions& options, std::byte* slab, Device& device, const
       leases_(options.first_grant_id,
               {options.max_leases, "leases", "max_leases", Reason::kTooManyLeases}, clock),
       pins_(options.first_grant_id, {options.max_pins, "pins", "max_pins", Reason::kTooManyPins},
-            clock) {}
+            clock),
+      subscribers_(options.first_grant_id, {options.max_subscriptions, options.event_blocks},
+                   clock) {}
 
 absl::StatusOr<std::shared_ptr<ModelEntry>> Store::RegisterModel(ModelRequest request) {
   KVT_ASSIGN_OR_RETURN(std::shared_ptr<const Model> model,
@@ -98,8 +92,10 @@ absl::StatusOr<std::shared_ptr<ModelEntry>> Store::RegisterModel(ModelRequest re
 absl::StatusOr<std::unique_ptr<Writer>> Store::OpenWriter(WriterRequest request) {
   KVT_ASSIGN_OR_RETURN(const std::shared_ptr<ModelEntry> model, models_.Find(request.model_id));
   KVT_ASSIGN_OR_RETURN(const Shard shard, ResolveShard(request.shard, model->model()));
-  KVT_ASSIGN_OR_RETURN(const std::vector<PrefixKey> keys,
-                       KeysOf(model->model(), request.key.name_space, request.prompt));
+  const int block_tokens = model->model().request.spec.hash_block_tokens;
+  KVT_RETURN_IF_ERROR(CheckPrompt(request.prompt, block_tokens));
+  const HashBlocksPtr blocks = HashBlocksOf(request.key.name_space, request.model_id, block_tokens,
+                                            std::move(request.prompt));
   auto claim = std::make_shared<WriterClaim>();
   claim->shard = shard;
   claim->epoch = request.epoch;
@@ -107,9 +103,10 @@ absl::StatusOr<std::unique_ptr<Writer>> Store::OpenWriter(WriterRequest request)
   // A sequence may go between being found and being claimed: then its name is free, and the next
   // round opens it anew.
   for (int round = 0;; ++round) {
-    KVT_ASSIGN_OR_RETURN(std::shared_ptr<Sequence> sequence, FindOrOpen(request.key, model, keys));
+    KVT_ASSIGN_OR_RETURN(std::shared_ptr<Sequence> sequence,
+                         FindOrOpen(request.key, model, blocks));
     KVT_RETURN_IF_ERROR(CheckModel(*sequence, request.model_id));
-    absl::StatusOr<AppendResult> standing = sequence->Claim(claim, keys, clock_.Now());
+    absl::StatusOr<AppendResult> standing = sequence->Claim(claim, blocks, clock_.Now());
     if (standing.ok())
       return std::make_unique<Writer>(*this, std::move(sequence), std::move(claim), *standing);
     if (ReasonOf(standing.status()) != ReasonName(Reason::kSequenceGone) || round == 2)
@@ -120,7 +117,7 @@ absl::StatusOr<std::unique_ptr<Writer>> Store::OpenWriter(WriterRequest request)
 
 absl::StatusOr<std::vector<std::int64_t>> Store::Lookup(const std::string& name_space,
                                                         const std::string& model_id,
-                                                        absl::Span<const Prompt> prompts) const {
+                                                        absl::Span<const Prompt> prompts) {
   KVT_ASSIGN_OR_RETURN(const std::shared_ptr<ModelEntry> model, models_.Find(model_id));
   const int block_tokens = model->model().request.spec.hash_block_tokens;
   std::int64_t blocks = 0;
@@ -133,10 +130,11 @@ absl::StatusOr<std::vector<std::int64_t>> Store::Lookup(const std::string& name_
                  fmt::format("prompts have {} hash blocks together; want at most {} in one call",
                              blocks, kMaxPromptBlocks));
   }
+  const std::shared_ptr<const Namespace> asked = namespaces_.Get(name_space);
   std::vector<std::int64_t> tokens;
   for (const Prompt& prompt : prompts) {
-    tokens.push_back(block_tokens *
-                     index_.CountHeld(PrefixKeysOf(name_space, model_id, block_tokens, prompt)));
+    const auto keys = PrefixKeysOf(name_space, model_id, block_tokens, prompt);
+    tokens.push_back(block_tokens * asked->index.CountHeld(keys));
   }
   return tokens;
 }
@@ -274,12 +272,12 @@ absl::StatusOr<std::shared_ptr<Sequence>> Store::Find(const SequenceKey& key) co
 }
 
 absl::StatusOr<std::shared_ptr<Sequence>> Store::FindOrOpen(
-    const SequenceKey& key, const std::shared_ptr<ModelEntry>& model,
-    const std::vector<PrefixKey>& keys) {
+    const SequenceKey& key, const std::shared_ptr<ModelEntry>& model, const HashBlocksPtr& blocks) {
   if (auto held = Find(key); held.ok()) return held;
-  SequenceStart start{SharedPath(model->model(), keys), keys};
-  return Name(std::make_shared<Sequence>(key, Owner{model, namespaces_.Get(key.name_space)}, Home(),
-                                         clock_.Now(), std::move(start)));
+  Owner owner{model, namespaces_.Get(key.name_space)};
+  SequenceStart start{SharedPath(model->model(), owner.name_space->index, *blocks), blocks};
+  return Name(
+      std::make_shared<Sequence>(key, std::move(owner), Home(), clock_.Now(), std::move(start)));
 }
 
 absl::StatusOr<std::shared_ptr<Sequence>> Store::Name(std::shared_ptr<Sequence> sequence) {
@@ -296,8 +294,8 @@ absl::StatusOr<std::shared_ptr<Sequence>> Store::Name(std::shared_ptr<Sequence> 
   return sequence;
 }
 
-Path Store::SharedPath(const Model& model, const std::vector<PrefixKey>& keys) const {
-  const PrefixIndex::Found found = index_.FindColumn(keys);
+Path Store::SharedPath(const Model& model, const PrefixIndex& index, const HashBlocks& blocks) {
+  const PrefixIndex::Found found = index.FindColumn(blocks.keys);
   Path path(found.column);
   path.CutTo(found.blocks * model.request.spec.hash_block_tokens / model.page_tokens);
   return path;

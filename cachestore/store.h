@@ -27,6 +27,7 @@
 #include "cachestore/prefix_index.h"
 #include "cachestore/sequence.h"
 #include "cachestore/sequence_reader.h"
+#include "cachestore/subscription.h"
 
 namespace kvtier::cachestore {
 
@@ -41,7 +42,9 @@ struct StoreOptions {
   absl::Duration max_lease = absl::Minutes(10);  // at once; and the longest that a read may take
   std::int64_t max_pins = 4096;
   absl::Duration max_pin = absl::Hours(24);
-  std::uint64_t first_grant_id = 1;  // of leases and pins
+  std::uint64_t first_grant_id = 1;  // of leases and pins, and of event logs
+  std::int64_t max_subscriptions = 64;
+  std::int64_t event_blocks = 65'536;  // whose events are kept, of a namespace, for a replay
 
   EvictionPolicyName eviction = EvictionPolicyName::kLru;
   // Once more than `evict_above` percent of the budget is taken, it is brought down to
@@ -144,7 +147,7 @@ class Store {
   // for the asker.
   absl::StatusOr<std::vector<std::int64_t>> Lookup(const std::string& name_space,
                                                    const std::string& model_id,
-                                                   absl::Span<const Prompt> prompts) const;
+                                                   absl::Span<const Prompt> prompts);
 
   // Opens `id` in the sequence's namespace as Sequence::Fork; how many tokens it begins with.
   // ALREADY_EXISTS where `id` is held.
@@ -178,7 +181,7 @@ class Store {
   void Unpin(const std::string& name_space, std::uint64_t id) { pins_.End(name_space, id); }
   std::int64_t pins() const { return pins_.size(); }
   // What is due now and then: ends leases whose deadline is past, evicts down to the watermark, and
-  // what nobody used for idle_ttl. How many leases.
+  // what nobody used for idle_ttl; forgets event logs. How many leases.
   int Sweep() ABSL_LOCKS_EXCLUDED(room_mutex_);
   std::int64_t leases() const { return leases_.size(); }
 
@@ -206,6 +209,15 @@ class Store {
   absl::StatusOr<QuotaStanding> SetQuota(const std::string& name_space, std::int64_t bytes)
       ABSL_LOCKS_EXCLUDED(room_mutex_);
   QuotaStanding GetQuota(const std::string& name_space);
+
+  // Tells what of a namespace can be found by Lookup and what no longer. RESOURCE_EXHAUSTED past
+  // max_subscriptions. `on_events` as EventLog::Waiter.
+  absl::StatusOr<std::unique_ptr<Subscription>> Subscribe(const std::string& name_space,
+                                                          const EventPosition& after,
+                                                          EventLog::Waiter on_events) {
+    return subscribers_.Add(namespaces_.Get(name_space), after, std::move(on_events));
+  }
+  std::int64_t subscriptions() const { return subscribers_.size(); }
   EvictionCounts evictions() const { return evictions_.counts(); }
 
   MemoryParts memory() const { return arena_.Snapshot(); }
@@ -221,7 +233,7 @@ class Store {
       ABSL_LOCKS_EXCLUDED(mutex_);
   absl::StatusOr<std::shared_ptr<Sequence>> FindOrOpen(const SequenceKey& key,
                                                        const std::shared_ptr<ModelEntry>& model,
-                                                       const std::vector<PrefixKey>& keys)
+                                                       const HashBlocksPtr& blocks)
       ABSL_LOCKS_EXCLUDED(mutex_);
   // On the first `tokens` of a sequence, or all.
   absl::StatusOr<Grant> GrantLease(std::shared_ptr<Sequence> sequence, std::int64_t tokens,
@@ -240,17 +252,14 @@ class Store {
   // What `sequence` is called by from now on, unless its key is taken: then who has it.
   absl::StatusOr<std::shared_ptr<Sequence>> Name(std::shared_ptr<Sequence> sequence)
       ABSL_LOCKS_EXCLUDED(mutex_);
-  static absl::StatusOr<std::vector<PrefixKey>> KeysOf(const Model& model,
-                                                       const std::string& name_space,
-                                                       const Prompt& prompt);
   // From now on `successor` has the name of `sequence`, which is gone (Sequence::Supersede). False
   // where another had it already.
   absl::StatusOr<bool> Replace(const std::shared_ptr<Sequence>& sequence,
                                const std::shared_ptr<Sequence>& successor, std::uint64_t epoch)
       ABSL_LOCKS_EXCLUDED(mutex_);
   // The whole pages that are held of a prompt.
-  Path SharedPath(const Model& model, const std::vector<PrefixKey>& keys) const;
-  SequenceHome Home() { return {arena_, device_, index_, evictor_}; }
+  static Path SharedPath(const Model& model, const PrefixIndex& index, const HashBlocks& blocks);
+  SequenceHome Home() { return {arena_, device_, evictor_}; }
   // `f(needed)` tries something that takes memory, and says in `needed` how much, where there is
   // not enough. As long as there is something to evict it's tried again.
   template <class F>
@@ -277,11 +286,11 @@ class Store {
   Arena arena_;
   ModelRegistry models_;
   NamespaceTable namespaces_;
-  PrefixIndex index_;
   Evictor evictor_;
   EvictionCounter evictions_;
   GrantTable<Lease> leases_;
   GrantTable<Pin> pins_;
+  Subscribers subscribers_;
 
   // Who makes room; before a sequence's lock. One at a time, so that what one has evicted has been
   // let go when the next looks for room.

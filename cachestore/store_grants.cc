@@ -50,17 +50,17 @@ absl::StatusOr<Grant> Store::WithPrefix(const std::string& name_space, const std
                                         const Prompt& prompt, F take) {
   KVT_ASSIGN_OR_RETURN(const std::shared_ptr<ModelEntry> model, models_.Find(model_id));
   const int block_tokens = model->model().request.spec.hash_block_tokens;
-  KVT_ASSIGN_OR_RETURN(const std::vector<PrefixKey> all,
-                       KeysOf(model->model(), name_space, prompt));
+  KVT_RETURN_IF_ERROR(CheckPrompt(prompt, block_tokens));
+  const std::vector<PrefixKey> all = PrefixKeysOf(name_space, model_id, block_tokens, prompt);
+  const std::shared_ptr<Namespace> asked = namespaces_.Get(name_space);
   absl::Span<const PrefixKey> keys(all);
   while (!keys.empty()) {
-    PrefixIndex::Found found = index_.Find(keys);
+    PrefixIndex::Found found = asked->index.Find(keys);
     if (found.blocks == 0) break;
     std::shared_ptr<Sequence> sequence = std::move(found.sequence);
     if (sequence == nullptr) {
-      sequence =
-          Sequence::ForReader({name_space, "(a prefix)"}, {model, namespaces_.Get(name_space)},
-                              Home(), clock_.Now(), Path(std::move(found.column)));
+      sequence = Sequence::ForReader({name_space, "(a prefix)"}, {model, asked}, Home(),
+                                     clock_.Now(), Path(std::move(found.column)));
     }
     auto grant = take(std::move(sequence), found.blocks * block_tokens);
     if (grant.ok() || grant.status().code() != absl::StatusCode::kNotFound) return grant;

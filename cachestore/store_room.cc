@@ -53,6 +53,7 @@ int Store::Sweep() {
       Lose(*victim, EvictionReason::kIdle);
   }
   EvictToWatermark();
+  subscribers_.Sweep();
   namespaces_.Sweep();
   return leases;
 }

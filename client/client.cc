@@ -126,6 +126,10 @@ absl::StatusOr<v1::RegisterModelResponse> Client::RegisterModel(
   return impl_->Call(&v1::KvTierService::Stub::RegisterModel, request);
 }
 
+absl::StatusOr<v1::AppendBatchResponse> Client::AppendBatch(const v1::AppendBatchRequest& request) {
+  return impl_->Call(&v1::KvTierService::Stub::AppendBatch, request);
+}
+
 absl::StatusOr<v1::LookupResponse> Client::Lookup(const v1::LookupRequest& request) {
   return impl_->Call(&v1::KvTierService::Stub::Lookup, request);
 }

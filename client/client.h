@@ -68,6 +68,7 @@ class Client {
   // Returns when the server has taken the stream; AppendStream::opened() says from which token on
   // data is wanted. The stream must go before the client.
   absl::StatusOr<std::unique_ptr<AppendStream>> OpenAppend(const AppendOptions& options);
+  absl::StatusOr<v1::AppendBatchResponse> AppendBatch(const v1::AppendBatchRequest& request);
   absl::StatusOr<v1::LookupResponse> Lookup(const v1::LookupRequest& request);
   absl::StatusOr<v1::AcquireResponse> Acquire(const v1::AcquireRequest& request);
   absl::StatusOr<v1::RenewResponse> Renew(const v1::RenewRequest& request);

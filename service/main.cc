@@ -126,6 +126,8 @@ int Serve(const Config& config) {
                                           .max_pins = config.max_pins,
                                           .max_pin = config.max_pin,
                                           .first_grant_id = FirstGrantId(),
+                                          .max_subscriptions = config.max_subscriptions,
+                                          .event_blocks = config.event_blocks,
                                           .eviction = EvictionOf(config.eviction),
                                           .evict_above = config.evict_above,
                                           .evict_until = config.evict_until,
@@ -148,6 +150,7 @@ int Serve(const Config& config) {
                      .observer = **metrics,
                      .clock = clock,
                      .boot_id = NewBootId(),
+                     .medium = "CPU",  // of the host device, the only one
                      .max_message_bytes = config.max_message_bytes,
                      .read_chunk_bytes = config.read_chunk_bytes,
                      .draining = draining};

@@ -42,6 +42,7 @@ constexpr Row kRows[] = {
     {Reason::kTooManyLeases, "TOO_MANY_LEASES", absl::StatusCode::kResourceExhausted},
     {Reason::kTooManyPins, "TOO_MANY_PINS", absl::StatusCode::kResourceExhausted},
     {Reason::kTooManyQuotas, "TOO_MANY_QUOTAS", absl::StatusCode::kResourceExhausted},
+    {Reason::kTooManySubscriptions, "TOO_MANY_SUBSCRIPTIONS", absl::StatusCode::kResourceExhausted},
     {Reason::kMessageTooLarge, "MESSAGE_TOO_LARGE", absl::StatusCode::kResourceExhausted},
     {Reason::kOverloaded, "OVERLOADED", absl::StatusCode::kResourceExhausted},
     {Reason::kDraining, "DRAINING", absl::StatusCode::kUnavailable},

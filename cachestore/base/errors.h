@@ -38,6 +38,7 @@ enum class Reason {
   kTooManyLeases,
   kTooManyPins,
   kTooManyQuotas,
+  kTooManySubscriptions,
   kMessageTooLarge,
   kOverloaded,
   kDraining,

@@ -9,14 +9,21 @@
     k, v = client.read("request-1").layers[0][:2]
 """
 
+from kvtier.batch import Ack, BatchEntry
 from kvtier.client import AppendStream, Client, Layer, LayerData, Model, ReadResult
 from kvtier.dtypes import from_float32, to_float32
 from kvtier.errors import KvTierError
+from kvtier.events import AllBlocksCleared, BlockRemoved, BlockStored, Position, Subscription
 from kvtier.grants import Lease, Pin
 from kvtier.prefix import Prompt, prefix_keys, root_key
 
 __all__ = [
+    "Ack",
+    "AllBlocksCleared",
     "AppendStream",
+    "BatchEntry",
+    "BlockRemoved",
+    "BlockStored",
     "Client",
     "KvTierError",
     "Layer",
@@ -24,8 +31,10 @@ __all__ = [
     "Lease",
     "Model",
     "Pin",
+    "Position",
     "Prompt",
     "ReadResult",
+    "Subscription",
     "from_float32",
     "prefix_keys",
     "root_key",

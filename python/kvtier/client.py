@@ -8,8 +8,10 @@ import queue
 import grpc
 import numpy as np
 
+from kvtier.batch import outcome_of
 from kvtier.dtypes import DTYPES, NAMES, row_length
 from kvtier.errors import from_rpc_error
+from kvtier.events import Position, Subscription
 from kvtier.grants import Lease, Pin
 from kvtier.v1 import kv_tier_pb2 as pb
 from kvtier.v1 import kv_tier_pb2_grpc as rpc
@@ -236,6 +238,22 @@ class Client:
         request = pb.SetQuotaRequest(namespace=self._namespace, quota_bytes=quota_bytes)
         reply = self._call(self._stub.SetQuota, request)
         return reply.quota_bytes, reply.held_bytes
+
+    def append_batch(self, entries):
+        """What became of each BatchEntry: an Ack, or a KvTierError, which costs the others nothing.
+
+        One call, of at most max_message_bytes: for the few tokens that a decode step adds to each of many sequences.
+        """
+        request = pb.AppendBatchRequest(namespace=self._namespace, entries=[entry.to_proto() for entry in entries])
+        return [outcome_of(outcome) for outcome in self._call(self._stub.AppendBatch, request).outcomes]
+
+    def subscribe(self, after=None):
+        """A Subscription to the namespace's KV events; after: the Position that an earlier one had come to.
+
+        Where the server can't tell all that came since, and without one, it begins with AllBlocksCleared and what is held.
+        """
+        position = after or Position()
+        return Subscription(self._stub.Subscribe(position.to_proto(self._namespace)), position)
 
     def fork(self, sequence, new_sequence, tokens=None):
         """Opens new_sequence with the first tokens of `sequence`, all if None; how many it begins with: whole pages but at

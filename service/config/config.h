@@ -27,6 +27,8 @@ struct Config {
   std::int64_t max_leases = 65'536;
   absl::Duration max_lease = absl::Minutes(10);
   std::int64_t max_pins = 4096;
+  std::int64_t max_subscriptions = 64;
+  std::int64_t event_blocks = 65'536;
   absl::Duration max_pin = absl::Hours(24);
   std::string eviction = "lru";
   int evict_above = 99;  // percent of `memory`

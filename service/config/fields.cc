@@ -46,6 +46,11 @@ std::vector<Field> MakeFields() {
       {"max_pin", "DURATION",
        Duration(&Config::max_pin, {.min = absl::Seconds(1), .max = absl::Hours(24)}),
        "The longest that a pin is given for."},
+      {"max_subscriptions", "N", Integer(&Config::max_subscriptions, {.min = 1, .max = 10'000}),
+       "Streams of KV events that are read at once."},
+      {"event_blocks", "N", Integer(&Config::event_blocks, {.min = 256, .max = 100'000'000}),
+       "Hash blocks of each namespace of which the newest events are kept, for subscribers that "
+       "come back."},
       {"eviction", "POLICY", OneOf(&Config::eviction, {"lru", "s3-fifo", "none"}),
        "What goes first when room is needed: what was not used for longest; what was used once; "
        "nothing, and what does not fit is refused."},

@@ -133,6 +133,8 @@ std::vector<MetricRow> MakeCatalog() {  // NOLINT(readability-function-size): a 
       {kGauge, "kvtier_sequences", model_state, "Sequences held: open or sealed.", Sequences},
       {kGauge, "kvtier_leases", none, "Leases that clients hold.", One<&Snapshot::leases>},
       {kGauge, "kvtier_pins", none, "Pins that clients hold.", One<&Snapshot::pins>},
+      {kGauge, "kvtier_subscriptions", none, "Streams of KV events that clients read.",
+       One<&Snapshot::subscriptions>},
       {kGauge, "kvtier_layers", model, "Layers of the registered models, held or not.",
        PerModel<&ModelFigures::layers>},
       {kGauge, "kvtier_unit_scale_layers", model,

@@ -68,6 +68,7 @@ Snapshot TakeSnapshot(const cachestore::Store& store) {
   snapshot.memory = store.memory();
   snapshot.leases = store.leases();
   snapshot.pins = store.pins();
+  snapshot.subscriptions = store.subscriptions();
   snapshot.evictions = store.evictions();
   snapshot.process = ReadProcessFigures();
 

@@ -54,6 +54,7 @@ struct Snapshot {
   std::int64_t budget = 0;
   std::int64_t leases = 0;
   std::int64_t pins = 0;
+  std::int64_t subscriptions = 0;
   cachestore::EvictionCounts evictions;
   cachestore::MemoryParts memory;
   std::vector<ModelFigures> models;  // by model and format

@@ -1,6 +1,5 @@
 #include "service/rpc/append_handler.h"
 
-#include <fmt/format.h>
 #include <grpcpp/server_context.h>
 
 #include <deque>
@@ -9,80 +8,11 @@
 #include <utility>
 
 #include "cachestore/base/errors.h"
-#include "cachestore/base/status_macros.h"
+#include "service/rpc/append_session.h"
 #include "service/rpc/rpc_status.h"
-#include "service/rpc/wire.h"
 
 namespace kvtier::service {
 namespace {
-
-using cachestore::Error;
-using cachestore::Reason;
-
-// The protocol of one stream: an open, then chunks. One message at a time, in order.
-class AppendSession {
- public:
-  AppendSession(RpcContext& context, std::function<void(const absl::Status&)> on_end)
-      : context_(context), on_end_(std::move(on_end)) {}
-
-  absl::StatusOr<v1::AppendResponse> Handle(const v1::AppendRequest& request) {
-    if (request.has_open()) return Open(request.open());
-    if (request.has_chunk()) return Take(request.chunk());
-    return Error(Reason::kInvalidField, "the message is empty; want open or chunk");
-  }
-
- private:
-  absl::StatusOr<v1::AppendResponse> Open(const v1::AppendOpen& open) {
-    if (writer_ != nullptr)
-      return Error(Reason::kInvalidField, "open came twice; want it first and once");
-    KVT_RETURN_IF_ERROR(context_.CheckNotDraining());
-    KVT_ASSIGN_OR_RETURN(cachestore::WriterRequest request, WriterRequestFrom(open));
-    KVT_ASSIGN_OR_RETURN(layout_, SourceLayoutFrom(open));
-    request.on_end = on_end_;
-    KVT_ASSIGN_OR_RETURN(writer_, context_.store.OpenWriter(std::move(request)));
-    layout_.residual_origin = writer_->standing().residual_origin;
-    return Ack(writer_->standing());
-  }
-
-  absl::StatusOr<v1::AppendResponse> Take(const v1::AppendChunk& chunk) {
-    if (writer_ == nullptr) return Error(Reason::kInvalidField, "chunk came first; want open");
-    std::size_t bytes = chunk.k().size() + chunk.v().size();
-    for (const auto* parts : {&chunk.k_parts(), &chunk.v_parts()}) {
-      for (const v1::StoredPart& part : *parts) bytes += part.data().size();
-    }
-    if (bytes > static_cast<std::size_t>(context_.max_message_bytes)) {
-      return Error(
-          Reason::kMessageTooLarge,
-          fmt::format("chunk.k and chunk.v, and their parts, have {} bytes; want at most {}", bytes,
-                      context_.max_message_bytes));
-    }
-    const absl::Time started = context_.clock.Now();
-    KVT_ASSIGN_OR_RETURN(const cachestore::Chunk values,
-                         ChunkFrom(chunk, writer_->model(), writer_->shard(), layout_));
-    KVT_ASSIGN_OR_RETURN(const cachestore::AppendResult result, writer_->Append(values));
-    context_.observer.ChunkAppended(context_.clock.Now() - started);
-    ++chunks_;
-    return Ack(result);
-  }
-
-  v1::AppendResponse Ack(const cachestore::AppendResult& result) const {
-    v1::AppendResponse ack;
-    ack.set_boot_id(context_.boot_id);
-    ack.set_received_tokens(result.received_tokens);
-    ack.set_committed_tokens(result.committed_tokens);
-    ack.set_skipped_tokens(result.skipped_tokens);
-    ack.set_saturated_values(result.saturated_values);
-    ack.set_chunks(chunks_);
-    ack.set_residual_origin(layout_.residual_origin);
-    return ack;
-  }
-
-  RpcContext& context_;
-  const std::function<void(const absl::Status&)> on_end_;
-  SourceLayout layout_;
-  std::unique_ptr<cachestore::Writer> writer_;
-  std::uint64_t chunks_ = 0;
-};
 
 // Moves messages between gRPC and the session: reads the next while one is worked on, and stops
 // reading while acks pile up.
@@ -180,8 +110,15 @@ class AppendReactor final : public grpc::ServerBidiReactor<v1::AppendRequest, v1
     StartRead(&incoming_);
   }
 
+  absl::StatusOr<v1::AppendResponse> Handle(const v1::AppendRequest& request) {
+    if (request.has_open()) return session_->Open(request.open());
+    if (request.has_chunk()) return session_->Take(request.chunk());
+    return cachestore::Error(cachestore::Reason::kInvalidField,
+                             "the message is empty; want open or chunk");
+  }
+
   void DoWork() ABSL_LOCKS_EXCLUDED(mutex_) {
-    absl::StatusOr<v1::AppendResponse> ack = session_->Handle(current_);
+    absl::StatusOr<v1::AppendResponse> ack = Handle(current_);
     current_.Clear();
     absl::MutexLock lock(&mutex_);
     working_ = false;

@@ -8,11 +8,13 @@
 #include "cachestore/base/errors.h"
 #include "cachestore/base/status_macros.h"
 #include "service/log.h"
+#include "service/rpc/append_batch_handler.h"
 #include "service/rpc/append_handler.h"
 #include "service/rpc/capacity_reply.h"
 #include "service/rpc/read_handler.h"
 #include "service/rpc/reply.h"
 #include "service/rpc/rpc_status.h"
+#include "service/rpc/subscribe_handler.h"
 #include "service/rpc/wire.h"
 
 namespace kvtier::service {
@@ -102,6 +104,12 @@ grpc::ServerUnaryReactor* KvTierServiceImpl::RegisterModel(Call* call,
 grpc::ServerBidiReactor<v1::AppendRequest, v1::AppendResponse>* KvTierServiceImpl::Append(
     Call* call) {
   return ServeAppend(context_, *call);
+}
+
+grpc::ServerUnaryReactor* KvTierServiceImpl::AppendBatch(Call* call,
+                                                         const v1::AppendBatchRequest* request,
+                                                         v1::AppendBatchResponse* response) {
+  return ServeAppendBatch(context_, *call, *request, *response);
 }
 
 grpc::ServerUnaryReactor* KvTierServiceImpl::Lookup(Call* call, const v1::LookupRequest* request,
@@ -342,6 +350,11 @@ grpc::ServerUnaryReactor* KvTierServiceImpl::SetQuota(Call* call,
     FillQuota(standing, *response);
     return absl::OkStatus();
   });
+}
+
+grpc::ServerWriteReactor<v1::SubscribeResponse>* KvTierServiceImpl::Subscribe(
+    Call* call, const v1::SubscribeRequest* request) {
+  return ServeSubscribe(context_, *call, *request);
 }
 
 grpc::ServerUnaryReactor* KvTierServiceImpl::Drain(Call* call, const v1::DrainRequest*,

@@ -6,7 +6,7 @@
 namespace kvtier::service {
 
 // The service: one method a call, each no more than proto in, store, proto out. Streams are in
-// append_handler and read_handler. Thread-safe.
+// append_handler, read_handler and subscribe_handler, batches in append_batch_handler. Thread-safe.
 class KvTierServiceImpl final : public v1::KvTierService::CallbackService {
  public:
   // `on_drain` is called when a client asks for Drain.
@@ -18,6 +18,8 @@ class KvTierServiceImpl final : public v1::KvTierService::CallbackService {
   Unary* RegisterModel(Call* call, const v1::RegisterModelRequest* request,
                        v1::RegisterModelResponse* response) override;
   grpc::ServerBidiReactor<v1::AppendRequest, v1::AppendResponse>* Append(Call* call) override;
+  Unary* AppendBatch(Call* call, const v1::AppendBatchRequest* request,
+                     v1::AppendBatchResponse* response) override;
   Unary* Lookup(Call* call, const v1::LookupRequest* request,
                 v1::LookupResponse* response) override;
   Unary* Acquire(Call* call, const v1::AcquireRequest* request,
@@ -48,6 +50,8 @@ class KvTierServiceImpl final : public v1::KvTierService::CallbackService {
                   v1::GetQuotaResponse* response) override;
   Unary* SetQuota(Call* call, const v1::SetQuotaRequest* request,
                   v1::SetQuotaResponse* response) override;
+  grpc::ServerWriteReactor<v1::SubscribeResponse>* Subscribe(
+      Call* call, const v1::SubscribeRequest* request) override;
   Unary* Drain(Call* call, const v1::DrainRequest* request, v1::DrainResponse* response) override;
 
  private:

@@ -19,6 +19,7 @@ struct RpcContext {
   Observer& observer;
   const cachestore::Clock& clock;
   const std::string boot_id;  // of this process: a new one means that the store is empty
+  const std::string medium;   // where pages lie, as KV events call it
   const std::int64_t max_message_bytes;
   const std::int64_t read_chunk_bytes;
   std::atomic<bool>& draining;

@@ -98,6 +98,7 @@ class GrpcServer final : public Server {
 
   void Shutdown(absl::Duration deadline) override {
     Drain();
+    context_.watch.Sweep(absl::InfinitePast());  // subscriptions would go on for ever
     server_->Shutdown(absl::ToChronoTime(absl::Now() + deadline));
     if (health_server_ != nullptr) health_server_->Shutdown(absl::ToChronoTime(absl::Now()));
   }

@@ -82,6 +82,8 @@ const std::map<std::string, Values>& SampleValues() {
       {"max_leases", {"1", "2", "10000000", "0"}},
       {"max_lease", {"1s", "1m30s", "24h", "0"}},
       {"max_pins", {"1", "2", "10000000", "0"}},
+      {"max_subscriptions", {"1", "2", "10000", "0"}},
+      {"event_blocks", {"256", "1000", "100000000", "255"}},
       {"max_pin", {"1s", "1m30s", "24h", "25h"}},
       {"eviction", {"lru", "s3-fifo", "none", "fifo"}},
       {"evict_above", {"99", "98", "100", "101"}},

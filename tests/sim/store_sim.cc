@@ -28,15 +28,16 @@ StoreSim::Tally& StoreSim::Tally::operator+=(const Tally& other) {
   reads_ended += other.reads_ended;
   device_failures += other.device_failures;
   truncated += other.truncated;
+  events_checked += other.events_checked;
   return *this;
 }
 
 std::string StoreSim::Tally::Text() const {
   return fmt::format(
       "{} operations: {} rows compared, {} tokens shared, {} evictions, {} refused for room, {} "
-      "reads ended, {} device failures, {} truncated",
+      "reads ended, {} device failures, {} truncated, {} times events checked",
       operations, rows_compared, tokens_shared, evictions, refused_for_room, reads_ended,
-      device_failures, truncated);
+      device_failures, truncated, events_checked);
 }
 
 StoreSim::StoreSim(const SimOptions& options)
@@ -54,6 +55,7 @@ StoreSim::StoreSim(const SimOptions& options)
     store.evict_above = 90;
     store.evict_until = static_cast<int>(random_.Between(60, 90));
   }
+  store.event_blocks = random_.Pick<std::int64_t>({256, 1000, 65'536});
   device_fails_ = random_.OneIn(3);
   store_ = cachestore::Store::Create(store, device_, clock_).value();
   const std::vector<std::pair<const char*, int>> formats = {

@@ -10,6 +10,7 @@
 
 #include "cachestore/device/host_device.h"
 #include "cachestore/store.h"
+#include "tests/cachestore/event_mirror.h"
 #include "tests/sim/content.h"
 #include "tests/sim/sim_device.h"
 #include "tests/support/manual_clock.h"
@@ -45,6 +46,7 @@ class StoreSim {
     std::int64_t reads_ended = 0;
     std::int64_t device_failures = 0;
     std::int64_t truncated = 0;
+    std::int64_t events_checked = 0;
 
     Tally& operator+=(const Tally& other);
     std::string Text() const;
@@ -66,6 +68,8 @@ class StoreSim {
   std::string Fork();
   std::string Truncate();
   std::string LookUp();
+  // That events tell what lookups find.
+  std::string CheckEvents(const std::vector<cachestore::PrefixKey>& keys, std::int64_t hit);
   std::string Acquire();
   std::string RenewOrRelease();
   std::string PinOrUnpin();
@@ -122,6 +126,8 @@ class StoreSim {
   std::vector<std::shared_ptr<LeaseOf>> leases_;
   std::vector<std::unique_ptr<PinOf>> pins_;
   std::vector<std::unique_ptr<Reading>> readings_;
+  std::unique_ptr<cachestore::Subscription> subscription_;  // to the first namespace
+  testing::EventMirror mirror_;
   // What was ever held, by namespace and model.
   std::map<std::pair<std::string, const ModelState*>, std::vector<Content>> history_;
   std::int64_t next_name_ = 0;

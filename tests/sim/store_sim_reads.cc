@@ -25,7 +25,23 @@ std::string StoreSim::LookUp() {
   const auto [least, most] = HitBounds(model, space, prompt);
   if (hit < least || hit > most || hit % kBlock != 0)
     return fmt::format("{} tokens hit, want {} to {}", hit, least, most);
-  return "";
+  if (space != kSpaces[0]) return "";
+  return CheckEvents(cachestore::PrefixKeysOf(space, model.model().id, kBlock,
+                                              PromptOf(prompt, std::ssize(prompt))),
+                     hit);
+}
+
+std::string StoreSim::CheckEvents(const std::vector<cachestore::PrefixKey>& keys,
+                                  std::int64_t hit) {
+  if (subscription_ == nullptr || random_.OneIn(4)) {
+    const auto after = random_.OneIn(4) ? cachestore::EventPosition() : mirror_.position();
+    subscription_ = store_->Subscribe(kSpaces[0], after, [] {}).value();
+  }
+  mirror_.Drain(*subscription_);
+  ++tally_.events_checked;
+  if (!mirror_.wrong().empty()) return mirror_.wrong();
+  const std::int64_t told = kBlock * mirror_.Held(keys);
+  return told == hit ? "" : fmt::format("{} tokens hit, events told of {}", hit, told);
 }
 
 std::string StoreSim::Acquire() {

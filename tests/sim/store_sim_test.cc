@@ -55,7 +55,7 @@ TEST(StoreSim, AnswersAsTheModelDoes) {
   // It tried what it is for.
   for (const std::int64_t count :
        {tally.rows_compared, tally.tokens_shared, tally.evictions, tally.refused_for_room,
-        tally.reads_ended, tally.device_failures, tally.truncated})
+        tally.reads_ended, tally.device_failures, tally.truncated, tally.events_checked})
     EXPECT_GT(count, 0) << tally.Text();
 }
 

@@ -1,1 +1,1 @@
-"""Generated from proto/kvtier/v1/kv_tier.proto by scripts/python-stubs."""
+"""Generated from proto/kvtier/v1 by scripts/python-stubs."""

@@ -1,3 +1,4 @@
+from kvtier.v1 import kv_events_pb2 as _kv_events_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from google.protobuf import descriptor as _descriptor
@@ -81,6 +82,22 @@ class AcquireResponse(_message.Message):
     tokens: int
     def __init__(self, boot_id: _Optional[str] = ..., lease_id: _Optional[int] = ..., tokens: _Optional[int] = ..., duration_ms: _Optional[int] = ...) -> None: ...
 
+class AppendBatchRequest(_message.Message):
+    __slots__ = ["entries", "namespace"]
+    ENTRIES_FIELD_NUMBER: _ClassVar[int]
+    NAMESPACE_FIELD_NUMBER: _ClassVar[int]
+    entries: _containers.RepeatedCompositeFieldContainer[AppendEntry]
+    namespace: str
+    def __init__(self, namespace: _Optional[str] = ..., entries: _Optional[_Iterable[_Union[AppendEntry, _Mapping]]] = ...) -> None: ...
+
+class AppendBatchResponse(_message.Message):
+    __slots__ = ["boot_id", "outcomes"]
+    BOOT_ID_FIELD_NUMBER: _ClassVar[int]
+    OUTCOMES_FIELD_NUMBER: _ClassVar[int]
+    boot_id: str
+    outcomes: _containers.RepeatedCompositeFieldContainer[AppendOutcome]
+    def __init__(self, boot_id: _Optional[str] = ..., outcomes: _Optional[_Iterable[_Union[AppendOutcome, _Mapping]]] = ...) -> None: ...
+
 class AppendChunk(_message.Message):
     __slots__ = ["first_layer", "first_token", "k", "k_parts", "num_layers", "num_tokens", "v", "v_parts"]
     FIRST_LAYER_FIELD_NUMBER: _ClassVar[int]
@@ -100,6 +117,14 @@ class AppendChunk(_message.Message):
     v: bytes
     v_parts: _containers.RepeatedCompositeFieldContainer[StoredPart]
     def __init__(self, first_layer: _Optional[int] = ..., num_layers: _Optional[int] = ..., first_token: _Optional[int] = ..., num_tokens: _Optional[int] = ..., k: _Optional[bytes] = ..., v: _Optional[bytes] = ..., k_parts: _Optional[_Iterable[_Union[StoredPart, _Mapping]]] = ..., v_parts: _Optional[_Iterable[_Union[StoredPart, _Mapping]]] = ...) -> None: ...
+
+class AppendEntry(_message.Message):
+    __slots__ = ["chunks", "open"]
+    CHUNKS_FIELD_NUMBER: _ClassVar[int]
+    OPEN_FIELD_NUMBER: _ClassVar[int]
+    chunks: _containers.RepeatedCompositeFieldContainer[AppendChunk]
+    open: AppendOpen
+    def __init__(self, open: _Optional[_Union[AppendOpen, _Mapping]] = ..., chunks: _Optional[_Iterable[_Union[AppendChunk, _Mapping]]] = ...) -> None: ...
 
 class AppendOpen(_message.Message):
     __slots__ = ["first_head", "first_layer", "fused_kv", "layout", "model_id", "namespace", "non_finite", "num_heads", "num_layers", "prompt", "sequence", "writer_epoch"]
@@ -128,6 +153,18 @@ class AppendOpen(_message.Message):
     sequence: str
     writer_epoch: int
     def __init__(self, namespace: _Optional[str] = ..., sequence: _Optional[str] = ..., model_id: _Optional[str] = ..., first_layer: _Optional[int] = ..., num_layers: _Optional[int] = ..., first_head: _Optional[int] = ..., num_heads: _Optional[int] = ..., layout: _Optional[_Union[Layout, str]] = ..., fused_kv: bool = ..., writer_epoch: _Optional[int] = ..., non_finite: _Optional[_Union[NonFinitePolicy, str]] = ..., prompt: _Optional[_Union[Prompt, _Mapping]] = ...) -> None: ...
+
+class AppendOutcome(_message.Message):
+    __slots__ = ["ack", "code", "message", "reason"]
+    ACK_FIELD_NUMBER: _ClassVar[int]
+    CODE_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    ack: AppendResponse
+    code: int
+    message: str
+    reason: str
+    def __init__(self, ack: _Optional[_Union[AppendResponse, _Mapping]] = ..., code: _Optional[int] = ..., reason: _Optional[str] = ..., message: _Optional[str] = ...) -> None: ...
 
 class AppendRequest(_message.Message):
     __slots__ = ["chunk", "open"]

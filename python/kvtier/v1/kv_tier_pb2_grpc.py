@@ -2,6 +2,7 @@
 """Client and server classes corresponding to protobuf-defined services."""
 import grpc
 
+from kvtier.v1 import kv_events_pb2 as kvtier_dot_v1_dot_kv__events__pb2
 from kvtier.v1 import kv_tier_pb2 as kvtier_dot_v1_dot_kv__tier__pb2
 
 
@@ -23,6 +24,11 @@ class KvTierServiceStub(object):
                 '/kvtier.v1.KvTierService/Append',
                 request_serializer=kvtier_dot_v1_dot_kv__tier__pb2.AppendRequest.SerializeToString,
                 response_deserializer=kvtier_dot_v1_dot_kv__tier__pb2.AppendResponse.FromString,
+                )
+        self.AppendBatch = channel.unary_unary(
+                '/kvtier.v1.KvTierService/AppendBatch',
+                request_serializer=kvtier_dot_v1_dot_kv__tier__pb2.AppendBatchRequest.SerializeToString,
+                response_deserializer=kvtier_dot_v1_dot_kv__tier__pb2.AppendBatchResponse.FromString,
                 )
         self.Lookup = channel.unary_unary(
                 '/kvtier.v1.KvTierService/Lookup',
@@ -114,6 +120,11 @@ class KvTierServiceStub(object):
                 request_serializer=kvtier_dot_v1_dot_kv__tier__pb2.SetQuotaRequest.SerializeToString,
                 response_deserializer=kvtier_dot_v1_dot_kv__tier__pb2.SetQuotaResponse.FromString,
                 )
+        self.Subscribe = channel.unary_stream(
+                '/kvtier.v1.KvTierService/Subscribe',
+                request_serializer=kvtier_dot_v1_dot_kv__events__pb2.SubscribeRequest.SerializeToString,
+                response_deserializer=kvtier_dot_v1_dot_kv__events__pb2.SubscribeResponse.FromString,
+                )
         self.Drain = channel.unary_unary(
                 '/kvtier.v1.KvTierService/Drain',
                 request_serializer=kvtier_dot_v1_dot_kv__tier__pb2.DrainRequest.SerializeToString,
@@ -135,6 +146,14 @@ class KvTierServiceServicer(object):
         """Streams K and V in. The first message is `open`, all others are `chunk`; each is answered by one ack, in order. An
         error ends the stream and leaves the sequence as the last ack said. `open` begins the sequence where it isn't held, or
         goes on with it: the ack of `open` says from which token.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def AppendBatch(self, request, context):
+        """Appends to many sequences in one call: the tokens of a decode step, say. Each entry is a short stream of its own, taken or refused
+        whatever becomes of the others; they are worked on side by side.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -269,6 +288,14 @@ class KvTierServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Subscribe(self, request, context):
+        """Streams which hash blocks of a namespace can be found by Lookup, and which no longer: whoever has taken in all of it knows that
+        exactly, and answers Lookups by itself. Ends only with the client, or with the server.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Drain(self, request, context):
         """Stops taking new append streams, forks and registrations; what runs may end, and reads go on. Readiness turns NOT_SERVING at once.
         """
@@ -288,6 +315,11 @@ def add_KvTierServiceServicer_to_server(servicer, server):
                     servicer.Append,
                     request_deserializer=kvtier_dot_v1_dot_kv__tier__pb2.AppendRequest.FromString,
                     response_serializer=kvtier_dot_v1_dot_kv__tier__pb2.AppendResponse.SerializeToString,
+            ),
+            'AppendBatch': grpc.unary_unary_rpc_method_handler(
+                    servicer.AppendBatch,
+                    request_deserializer=kvtier_dot_v1_dot_kv__tier__pb2.AppendBatchRequest.FromString,
+                    response_serializer=kvtier_dot_v1_dot_kv__tier__pb2.AppendBatchResponse.SerializeToString,
             ),
             'Lookup': grpc.unary_unary_rpc_method_handler(
                     servicer.Lookup,
@@ -379,6 +411,11 @@ def add_KvTierServiceServicer_to_server(servicer, server):
                     request_deserializer=kvtier_dot_v1_dot_kv__tier__pb2.SetQuotaRequest.FromString,
                     response_serializer=kvtier_dot_v1_dot_kv__tier__pb2.SetQuotaResponse.SerializeToString,
             ),
+            'Subscribe': grpc.unary_stream_rpc_method_handler(
+                    servicer.Subscribe,
+                    request_deserializer=kvtier_dot_v1_dot_kv__events__pb2.SubscribeRequest.FromString,
+                    response_serializer=kvtier_dot_v1_dot_kv__events__pb2.SubscribeResponse.SerializeToString,
+            ),
             'Drain': grpc.unary_unary_rpc_method_handler(
                     servicer.Drain,
                     request_deserializer=kvtier_dot_v1_dot_kv__tier__pb2.DrainRequest.FromString,
@@ -425,6 +462,23 @@ class KvTierService(object):
         return grpc.experimental.stream_stream(request_iterator, target, '/kvtier.v1.KvTierService/Append',
             kvtier_dot_v1_dot_kv__tier__pb2.AppendRequest.SerializeToString,
             kvtier_dot_v1_dot_kv__tier__pb2.AppendResponse.FromString,
+            options, channel_credentials,
+            insecure, call_credentials, compression, wait_for_ready, timeout, metadata)
+
+    @staticmethod
+    def AppendBatch(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(request, target, '/kvtier.v1.KvTierService/AppendBatch',
+            kvtier_dot_v1_dot_kv__tier__pb2.AppendBatchRequest.SerializeToString,
+            kvtier_dot_v1_dot_kv__tier__pb2.AppendBatchResponse.FromString,
             options, channel_credentials,
             insecure, call_credentials, compression, wait_for_ready, timeout, metadata)
 
@@ -731,6 +785,23 @@ class KvTierService(object):
         return grpc.experimental.unary_unary(request, target, '/kvtier.v1.KvTierService/SetQuota',
             kvtier_dot_v1_dot_kv__tier__pb2.SetQuotaRequest.SerializeToString,
             kvtier_dot_v1_dot_kv__tier__pb2.SetQuotaResponse.FromString,
+            options, channel_credentials,
+            insecure, call_credentials, compression, wait_for_ready, timeout, metadata)
+
+    @staticmethod
+    def Subscribe(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(request, target, '/kvtier.v1.KvTierService/Subscribe',
+            kvtier_dot_v1_dot_kv__events__pb2.SubscribeRequest.SerializeToString,
+            kvtier_dot_v1_dot_kv__events__pb2.SubscribeResponse.FromString,
             options, channel_credentials,
             insecure, call_credentials, compression, wait_for_ready, timeout, metadata)
 
