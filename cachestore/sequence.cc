@@ -61,28 +61,26 @@ Sequence::~Sequence() { Drop(absl::CancelledError("the store is going away")); }
 
 absl::StatusOr<AppendResult> Sequence::Claim(const std::shared_ptr<WriterClaim>& claim,
                                              const HashBlocksPtr& blocks, absl::Time now) {
-  EndedClaims ended;
-  AppendResult standing;
-  {
-    MutexLock lock(&mutex_);
-    KVT_RETURN_IF_ERROR(CheckWritable(*claim));
-    KVT_RETURN_IF_ERROR(CheckBlocks(*blocks));
-    KVT_RETURN_IF_ERROR(writers_.Add(claim, key_.id, ended));
-    TakeBlocks(blocks);
-    last_message_ = now;
-    standing = Standing(claim->shard);
-  }
-  NotifyEnded(ended);
-  return standing;
+  Notices notices;
+  MutexLock lock(&mutex_);
+  KVT_RETURN_IF_ERROR(CheckWritable(*claim));
+  KVT_RETURN_IF_ERROR(CheckBlocks(*blocks));
+  KVT_RETURN_IF_ERROR(writers_.Add(claim, key_.id, notices));
+  TakeBlocks(blocks);
+  last_message_ = now;
+  return Standing(claim->shard);
 }
 
 bool Sequence::Leave(const std::shared_ptr<WriterClaim>& claim) {
+  Notices notices;
   MutexLock lock(&mutex_);
   writers_.Remove(claim);
   if (state_ == SequenceState::kGone) return true;
   const bool holds = path_.pages() > 0 || Held().allocated > 0;
   if (state_ != SequenceState::kOpen || !writers_.empty() || holds) return false;
-  DropLocked(absl::OkStatus());
+  DropLocked(Error(Reason::kSequenceGone,
+                   fmt::format("sequence \"{}\" held nothing when its last writer left", key_.id)),
+             notices);
   return true;
 }
 
@@ -109,13 +107,11 @@ absl::Status Sequence::CheckHeld() const {
 }
 
 absl::Status Sequence::Seal(std::int64_t tokens) {
-  EndedClaims ended;
-  {
-    MutexLock lock(&mutex_);
-    KVT_RETURN_IF_ERROR(SealLocked(tokens));
-    ended = writers_.EndAll(absl::OkStatus());
-  }
-  NotifyEnded(ended);
+  Notices notices;
+  MutexLock lock(&mutex_);
+  KVT_RETURN_IF_ERROR(SealLocked(tokens));
+  writers_.EndAll(absl::OkStatus(), notices);
+  followers_.Tell(notices);
   return absl::OkStatus();
 }
 
@@ -147,12 +143,13 @@ absl::Status Sequence::SealLocked(std::int64_t tokens) {
   return absl::OkStatus();
 }
 
-EndedClaims Sequence::DropLocked(const absl::Status& why) {
+void Sequence::DropLocked(const absl::Status& why, Notices& notices) {
   state_ = SequenceState::kGone;
   Unlist();
   if (holds_ == 0) LetGo();
   Report(0);
-  return writers_.EndAll(why);
+  writers_.EndAll(why, notices);
+  EndFollowers(why, notices);
 }
 
 void Sequence::LetGo() {
@@ -162,51 +159,43 @@ void Sequence::LetGo() {
 }
 
 bool Sequence::Drop(const absl::Status& why) {
-  EndedClaims ended;
-  {
-    MutexLock lock(&mutex_);
-    if (state_ == SequenceState::kGone) return false;
-    ended = DropLocked(why);
-  }
-  NotifyEnded(ended);
+  Notices notices;
+  MutexLock lock(&mutex_);
+  if (state_ == SequenceState::kGone) return false;
+  DropLocked(why, notices);
   return true;
 }
 
 absl::Status Sequence::DropOpen(const absl::Status& why) {
-  EndedClaims ended;
-  {
-    MutexLock lock(&mutex_);
-    if (state_ == SequenceState::kSealed) {
-      return Error(Reason::kNotOpen,
-                   fmt::format("sequence \"{}\" is sealed; Abort drops open sequences, Remove any",
-                               key_.id));
-    }
-    if (state_ == SequenceState::kOpen) ended = DropLocked(why);
+  Notices notices;
+  MutexLock lock(&mutex_);
+  if (state_ == SequenceState::kSealed) {
+    return Error(
+        Reason::kNotOpen,
+        fmt::format("sequence \"{}\" is sealed; Abort drops open sequences, Remove any", key_.id));
   }
-  NotifyEnded(ended);
+  if (state_ == SequenceState::kOpen) DropLocked(why, notices);
   return absl::OkStatus();
 }
 
 bool Sequence::DropIdle(absl::Time now, absl::Duration deadline) {
-  EndedClaims ended;
-  {
-    MutexLock lock(&mutex_);
-    if (state_ != SequenceState::kOpen || last_message_ > now - deadline) return false;
-    ended = DropLocked(
-        Error(Reason::kSequenceGone, fmt::format("sequence \"{}\" had no message for {}", key_.id,
-                                                 absl::FormatDuration(deadline))));
-  }
-  NotifyEnded(ended);
+  Notices notices;
+  MutexLock lock(&mutex_);
+  if (state_ != SequenceState::kOpen || last_message_ > now - deadline) return false;
+  DropLocked(Error(Reason::kSequenceGone, fmt::format("sequence \"{}\" had no message for {}",
+                                                      key_.id, absl::FormatDuration(deadline))),
+             notices);
   return true;
 }
 
-absl::StatusOr<SequencePins> Sequence::Pin(const ReadRange& range) const {
+absl::StatusOr<SequencePins> Sequence::Pin(const ReadRange& range) {
   MutexLock lock(&mutex_);
   if (layers_.empty()) {
     return Error(Reason::kLeaseEnded,
                  fmt::format("what was held of sequence \"{}\" is gone", key_.id));
   }
-  const std::int64_t committed = std::min(Committed(), range.limit);
+  const std::int64_t committed =
+      std::min(range.received ? LeastReceived(range.shard) : Committed(), range.limit);
   const auto within = [&](std::int64_t tokens) {
     return range.first_token <= tokens && range.tokens <= tokens - range.first_token;
   };
@@ -222,12 +211,13 @@ absl::StatusOr<SequencePins> Sequence::Pin(const ReadRange& range) const {
                     key_.id, range.first_token, committed));
   }
   const std::int64_t end = range.tokens < 0 ? committed : range.first_token + range.tokens;
+  held_tokens_ = std::max(held_tokens_, end);
   SequencePins pins{
       .model = owner_.model,
       .shard = range.shard,
       .first_token = range.first_token,
       .tokens = end - range.first_token,
-      .committed_tokens = committed,
+      .committed_tokens = std::min(Committed(), range.limit),
       .end_token = Committed(),
       .sealed = state_ == SequenceState::kSealed && counts_ && committed == Committed()};
   for (int layer = range.shard.first_layer; layer < range.shard.end_layer(); ++layer) {

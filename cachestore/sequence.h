@@ -12,6 +12,7 @@
 #include "cachestore/base/mutex.h"
 #include "cachestore/chunk.h"
 #include "cachestore/column.h"
+#include "cachestore/follow_claims.h"
 #include "cachestore/home.h"
 #include "cachestore/layer_tensor.h"
 #include "cachestore/prefix_index.h"
@@ -68,6 +69,7 @@ struct ReadRange {
   std::int64_t tokens = -1;  // -1: to the committed length
   // Past which nothing is read, whatever is committed.
   std::int64_t limit = std::numeric_limits<std::int64_t>::max();
+  bool received = false;  // what the shard has received is as good as committed
 };
 
 // What a read holds of one sequence: its bytes stay as they were when it was taken, whatever
@@ -147,7 +149,7 @@ class Sequence : public std::enable_shared_from_this<Sequence> {
       ABSL_LOCKS_EXCLUDED(mutex_);
   // It is gone, and its writers end: its successor takes its place, by one of `epoch`. Not where it
   // was sealed, dropped, or written to by a higher epoch meanwhile.
-  absl::Status Supersede(std::uint64_t epoch, EndedClaims& ended) ABSL_LOCKS_EXCLUDED(mutex_);
+  absl::Status Supersede(std::uint64_t epoch, Notices& notices) ABSL_LOCKS_EXCLUDED(mutex_);
 
   // A hold on its first `tokens` tokens: they stay readable, after it is dropped as well, until the
   // hold is given back. -1: of all that is committed. How many; NOT_FOUND where it has not so many,
@@ -189,8 +191,17 @@ class Sequence : public std::enable_shared_from_this<Sequence> {
   // A fork is found by its keys from now on.
   void List() ABSL_LOCKS_EXCLUDED(mutex_);
 
-  // By one who has a hold on it.
-  absl::StatusOr<SequencePins> Pin(const ReadRange& range) const ABSL_LOCKS_EXCLUDED(mutex_);
+  // By one who has a hold on it, which is on all that was pinned from now on.
+  absl::StatusOr<SequencePins> Pin(const ReadRange& range) ABSL_LOCKS_EXCLUDED(mutex_);
+
+  // From now on the claim is told of news, until it ends or is taken back. NOT_FOUND where the
+  // sequence is gone.
+  absl::Status Follow(std::shared_ptr<FollowClaim> claim) ABSL_LOCKS_EXCLUDED(mutex_);
+  void Unfollow(const std::shared_ptr<FollowClaim>& claim) ABSL_LOCKS_EXCLUDED(mutex_);
+  // How far what one who has a hold follows has got. ABORTED once the sequence went; where it is
+  // sealed, OUT_OF_RANGE and NOT_FOUND as Pin.
+  absl::StatusOr<FollowStanding> Look(FollowClaim& claim, const ReadRange& range)
+      ABSL_LOCKS_EXCLUDED(mutex_);
 
   SequenceDescription Describe(bool with_layers) const ABSL_LOCKS_EXCLUDED(mutex_);
 
@@ -224,10 +235,8 @@ class Sequence : public std::enable_shared_from_this<Sequence> {
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status TakeMemory(std::vector<PlannedLayer>& planned, std::int64_t& needed)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // `ended`: writers to notify once the lock is let go.
   absl::StatusOr<AppendResult> AppendLocked(const WriterClaim& claim, const Chunk& chunk,
-                                            absl::Time now, std::int64_t& needed,
-                                            EndedClaims& ended)
+                                            absl::Time now, std::int64_t& needed, Notices& notices)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status RunChunk(const Chunk& chunk, std::vector<PlannedLayer>& planned)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -238,7 +247,9 @@ class Sequence : public std::enable_shared_from_this<Sequence> {
   std::int64_t Committed() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   MemoryHeld Held() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   std::int64_t Saturated() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  EndedClaims DropLocked(const absl::Status& why) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void DropLocked(const absl::Status& why, Notices& notices) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void EndFollowers(const absl::Status& why, Notices& notices)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Pages that have become final in every layer go to columns; the index learns what is new.
   void Publish() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Pages behind the path that are final in every layer; `most` are looked at.
@@ -302,6 +313,7 @@ class Sequence : public std::enable_shared_from_this<Sequence> {
   Path path_ ABSL_GUARDED_BY(mutex_);
   std::vector<LayerState> layers_ ABSL_GUARDED_BY(mutex_);  // what is behind the path
   WriterClaims writers_ ABSL_GUARDED_BY(mutex_);
+  FollowClaims followers_ ABSL_GUARDED_BY(mutex_);
   absl::Time last_message_ ABSL_GUARDED_BY(mutex_);
   HashBlocksPtr blocks_ ABSL_GUARDED_BY(mutex_);  // from the first on
   // Of these, [begin, end) are in the index as this sequence's; those before, as its columns'.

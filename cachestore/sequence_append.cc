@@ -134,19 +134,14 @@ void Sequence::SettleLayer(const PlannedLayer& planned) {
 
 absl::StatusOr<AppendResult> Sequence::Append(const WriterClaim& claim, const Chunk& chunk,
                                               absl::Time now, std::int64_t& needed) {
-  EndedClaims ended;
-  absl::StatusOr<AppendResult> result;
-  {
-    MutexLock lock(&mutex_);
-    result = AppendLocked(claim, chunk, now, needed, ended);
-  }
-  NotifyEnded(ended);
-  return result;
+  Notices notices;
+  MutexLock lock(&mutex_);
+  return AppendLocked(claim, chunk, now, needed, notices);
 }
 
 absl::StatusOr<AppendResult> Sequence::AppendLocked(const WriterClaim& claim, const Chunk& chunk,
                                                     absl::Time now, std::int64_t& needed,
-                                                    EndedClaims& ended) {
+                                                    Notices& notices) {
   KVT_RETURN_IF_ERROR(CheckWritable(claim));
   KVT_ASSIGN_OR_RETURN(std::vector<PlannedLayer> planned, PlanChunk(claim, chunk));
   KVT_RETURN_IF_ERROR(TakeMemory(planned, needed));
@@ -154,7 +149,7 @@ absl::StatusOr<AppendResult> Sequence::AppendLocked(const WriterClaim& claim, co
   if (const absl::Status status = RunChunk(chunk, planned); !status.ok()) {
     // A device that failed half-way may have overwritten residual that was committed: not even
     // those who have a hold on it may read that.
-    ended = DropLocked(status);
+    DropLocked(status, notices);
     LetGo();
     Report(0);
     return status;
@@ -173,6 +168,7 @@ absl::StatusOr<AppendResult> Sequence::AppendLocked(const WriterClaim& claim, co
     SettleLayer(plan);
   }
   Publish();
+  if (!planned.empty()) followers_.Tell(notices);
   last_message_ = now;
   AppendResult result = Standing(claim.shard);
   result.skipped_tokens = skipped;

@@ -77,20 +77,17 @@ void Sequence::CutEvicted() {
 }
 
 Sequence::Loss Sequence::LoseEvicted() {
-  EndedClaims ended;
+  Notices notices;
+  MutexLock lock(&mutex_);
   Loss loss;
-  {
-    MutexLock lock(&mutex_);
-    if (state_ == SequenceState::kGone) return loss;
-    const bool evicted = home_.evictor.Evicted(end_);
-    if (evicted) CutEvicted();
-    loss.tokens = std::exchange(lost_tokens_, 0);  // some by who found it before us
-    const bool own = path_.pages() > begun_pages_ || Committed() > PathTokens();
-    loss.gone = !own && holds_ == 0 && (evicted || loss.tokens > 0);
-    Report(0);
-    if (loss.gone) ended = DropLocked(EvictedFrom(Committed()));
-  }
-  NotifyEnded(ended);
+  if (state_ == SequenceState::kGone) return loss;
+  const bool evicted = home_.evictor.Evicted(end_);
+  if (evicted) CutEvicted();
+  loss.tokens = std::exchange(lost_tokens_, 0);  // some by who found it before us
+  const bool own = path_.pages() > begun_pages_ || Committed() > PathTokens();
+  loss.gone = !own && holds_ == 0 && (evicted || loss.tokens > 0);
+  Report(0);
+  if (loss.gone) DropLocked(EvictedFrom(Committed()), notices);
   return loss;
 }
 

@@ -88,6 +88,16 @@ absl::StatusOr<SequenceReader> SequenceReader::Make(std::shared_ptr<const Lease>
   return reader;
 }
 
+absl::StatusOr<SequenceReader> SequenceReader::Open(std::shared_ptr<const Lease> lease,
+                                                    const ReadRange& range,
+                                                    const ReadFormat& format, Device& device) {
+  KVT_RETURN_IF_ERROR(lease->Check());
+  KVT_ASSIGN_OR_RETURN(SequencePins pins, lease->sequence()->Pin(range));
+  // It may have ended before the bytes were pinned.
+  KVT_RETURN_IF_ERROR(lease->Check());
+  return Make(std::move(lease), std::move(pins), format, device);
+}
+
 HeadRange SequenceReader::heads(std::size_t layer) const {
   const Shard& shard = pins_.shard;
   const auto index = static_cast<std::size_t>(shard.first_layer) + layer;

@@ -40,6 +40,12 @@ class SequenceReader {
   static absl::StatusOr<SequenceReader> Make(std::shared_ptr<const Lease> lease, SequencePins pins,
                                              const ReadFormat& format, Device& device);
 
+  // The same of what it pins now, of `range` with its shard resolved. ABORTED where the lease has
+  // ended; errors as Sequence::Pin.
+  static absl::StatusOr<SequenceReader> Open(std::shared_ptr<const Lease> lease,
+                                             const ReadRange& range, const ReadFormat& format,
+                                             Device& device);
+
   const SequencePins& pins() const { return pins_; }
   const std::vector<LayerOutput>& layers() const { return layers_; }
   std::int64_t total_bytes() const;

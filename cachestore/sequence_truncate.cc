@@ -36,31 +36,28 @@ absl::StatusOr<std::vector<Sequence::PlannedCut>> Sequence::PlanCuts(std::int64_
 
 absl::Status Sequence::Truncate(std::int64_t tokens, std::uint64_t epoch, absl::Time now,
                                 bool& copies, std::int64_t& needed) {
-  EndedClaims ended;
-  {
-    MutexLock lock(&mutex_);
-    KVT_RETURN_IF_ERROR(CheckHeld());
-    KVT_RETURN_IF_ERROR(CheckOpen());
-    KVT_RETURN_IF_ERROR(writers_.CheckEpoch(epoch, key_.id));
-    if (const std::int64_t committed = Committed(); tokens > committed) {
-      return Error(Reason::kPastCommitted,
-                   fmt::format("tokens is {}; sequence \"{}\" has {} committed", tokens, key_.id,
-                               committed));
-    }
-    KVT_ASSIGN_OR_RETURN(std::vector<PlannedCut> cuts, PlanCuts(tokens));
-    copies = tokens < held_tokens_;
-    if (copies) return absl::OkStatus();
-    needed = 0;
-    for (const PlannedCut& planned : cuts) needed += planned.tensor->BytesOf(planned.cut);
-    KVT_RETURN_IF_ERROR(Memory().Check(needed));
-    for (PlannedCut& planned : cuts) {
-      KVT_RETURN_IF_ERROR(planned.tensor->Reserve(planned.cut, Memory()));
-    }
-    ended = writers_.TakeOver(epoch);
-    CutTo(tokens, std::move(cuts));
-    last_message_ = now;
+  Notices notices;
+  MutexLock lock(&mutex_);
+  KVT_RETURN_IF_ERROR(CheckHeld());
+  KVT_RETURN_IF_ERROR(CheckOpen());
+  KVT_RETURN_IF_ERROR(writers_.CheckEpoch(epoch, key_.id));
+  if (const std::int64_t committed = Committed(); tokens > committed) {
+    return Error(
+        Reason::kPastCommitted,
+        fmt::format("tokens is {}; sequence \"{}\" has {} committed", tokens, key_.id, committed));
   }
-  NotifyEnded(ended);
+  KVT_ASSIGN_OR_RETURN(std::vector<PlannedCut> cuts, PlanCuts(tokens));
+  copies = tokens < held_tokens_;
+  if (copies) return absl::OkStatus();
+  needed = 0;
+  for (const PlannedCut& planned : cuts) needed += planned.tensor->BytesOf(planned.cut);
+  KVT_RETURN_IF_ERROR(Memory().Check(needed));
+  for (PlannedCut& planned : cuts) {
+    KVT_RETURN_IF_ERROR(planned.tensor->Reserve(planned.cut, Memory()));
+  }
+  writers_.TakeOver(epoch, notices);
+  CutTo(tokens, std::move(cuts));
+  last_message_ = now;
   return absl::OkStatus();
 }
 
@@ -78,13 +75,16 @@ void Sequence::CutTo(std::int64_t tokens, std::vector<PlannedCut> cuts) {
   Report(0);
 }
 
-absl::Status Sequence::Supersede(std::uint64_t epoch, EndedClaims& ended) {
+absl::Status Sequence::Supersede(std::uint64_t epoch, Notices& notices) {
   MutexLock lock(&mutex_);
   KVT_RETURN_IF_ERROR(CheckHeld());
   KVT_RETURN_IF_ERROR(CheckOpen());
   KVT_RETURN_IF_ERROR(writers_.CheckEpoch(epoch, key_.id));
-  ended = writers_.TakeOver(epoch);
-  DropLocked(absl::OkStatus());  // of no writer any more
+  writers_.TakeOver(epoch, notices);
+  DropLocked(
+      Error(Reason::kSequenceGone,
+            fmt::format("sequence \"{}\" was truncated before what had been read of it", key_.id)),
+      notices);
   return absl::OkStatus();
 }
 

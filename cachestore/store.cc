@@ -191,15 +191,12 @@ absl::Status Store::Truncate(const SequenceKey& key, std::int64_t tokens, std::u
 absl::StatusOr<bool> Store::Replace(const std::shared_ptr<Sequence>& sequence,
                                     const std::shared_ptr<Sequence>& successor,
                                     std::uint64_t epoch) {
-  EndedClaims ended;
-  {
-    MutexLock lock(&mutex_);
-    const auto found = sequences_.find(sequence->key());
-    if (found == sequences_.end() || found->second != sequence) return false;
-    KVT_RETURN_IF_ERROR(sequence->Supersede(epoch, ended));
-    found->second = successor;
-  }
-  NotifyEnded(ended);
+  Notices notices;
+  MutexLock lock(&mutex_);
+  const auto found = sequences_.find(sequence->key());
+  if (found == sequences_.end() || found->second != sequence) return false;
+  KVT_RETURN_IF_ERROR(sequence->Supersede(epoch, notices));
+  found->second = successor;
   return true;
 }
 

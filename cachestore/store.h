@@ -26,6 +26,7 @@
 #include "cachestore/pin.h"
 #include "cachestore/prefix_index.h"
 #include "cachestore/sequence.h"
+#include "cachestore/sequence_follower.h"
 #include "cachestore/sequence_reader.h"
 #include "cachestore/subscription.h"
 
@@ -91,6 +92,13 @@ struct WriterRequest {
 struct PinTerms {
   PinKind kind = PinKind::kSoft;
   absl::Duration duration;
+};
+
+// Who wants to read a sequence as it is received.
+struct FollowRequest {
+  SequenceKey key;
+  std::string model_id;           // may be empty
+  std::function<void()> on_news;  // as FollowClaim's
 };
 
 class Store;
@@ -195,6 +203,11 @@ class Store {
                                             const std::string& model_id, ReadRange range,
                                             const ReadFormat& format);
 
+  // The same of an open sequence, or a sealed one, as it is received: `range` may go past what is
+  // there, and where it names no length the sequence's end does, once it is sealed.
+  absl::StatusOr<SequenceFollower> Follow(const FollowRequest& request, ReadRange range,
+                                          const ReadFormat& format) ABSL_LOCKS_EXCLUDED(mutex_);
+
   absl::StatusOr<SequenceDescription> Describe(const SequenceKey& key) const
       ABSL_LOCKS_EXCLUDED(mutex_);
   // At most `limit` sequences of a namespace whose id comes after `after`, in order.
@@ -249,6 +262,9 @@ class Store {
   absl::StatusOr<SequenceReader> Read(std::shared_ptr<const Lease> lease,
                                       const std::string& model_id, ReadRange range,
                                       const ReadFormat& format);
+  // FAILED_PRECONDITION for another model than the sequence's.
+  absl::Status Resolve(const Sequence& sequence, const std::string& model_id,
+                       ReadRange& range) const;
   // What `sequence` is called by from now on, unless its key is taken: then who has it.
   absl::StatusOr<std::shared_ptr<Sequence>> Name(std::shared_ptr<Sequence> sequence)
       ABSL_LOCKS_EXCLUDED(mutex_);

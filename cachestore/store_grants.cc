@@ -19,7 +19,7 @@ struct DurationBound {
   const char* name;
 };
 
-absl::StatusOr<absl::Duration> Resolve(absl::Duration asked, const DurationBound& bound) {
+absl::StatusOr<absl::Duration> ResolveDuration(absl::Duration asked, const DurationBound& bound) {
   if (asked == absl::ZeroDuration()) return std::min(bound.by_default, bound.most);
   if (asked > absl::ZeroDuration() && asked <= bound.most) return asked;
   return Error(
@@ -30,11 +30,11 @@ absl::StatusOr<absl::Duration> Resolve(absl::Duration asked, const DurationBound
 }
 
 absl::StatusOr<absl::Duration> LeaseDuration(absl::Duration asked, const StoreOptions& options) {
-  return Resolve(asked, {kDefaultLease, options.max_lease, "max_lease"});
+  return ResolveDuration(asked, {kDefaultLease, options.max_lease, "max_lease"});
 }
 
 absl::StatusOr<absl::Duration> PinDuration(absl::Duration asked, const StoreOptions& options) {
-  return Resolve(asked, {kDefaultPin, options.max_pin, "max_pin"});
+  return ResolveDuration(asked, {kDefaultPin, options.max_pin, "max_pin"});
 }
 
 absl::Status NoSuchLease(std::uint64_t id) {
@@ -158,15 +158,30 @@ absl::StatusOr<SequenceReader> Store::Read(std::shared_ptr<const Lease> lease,
                                            const std::string& model_id, ReadRange range,
                                            const ReadFormat& format) {
   KVT_RETURN_IF_ERROR(lease->Check());
-  const Sequence& sequence = *lease->sequence();
+  KVT_RETURN_IF_ERROR(Resolve(*lease->sequence(), model_id, range));
+  return SequenceReader::Open(std::move(lease), range, format, device_);
+}
+
+absl::StatusOr<SequenceFollower> Store::Follow(const FollowRequest& request, ReadRange range,
+                                               const ReadFormat& format) {
+  KVT_ASSIGN_OR_RETURN(const std::shared_ptr<Sequence> sequence, Find(request.key));
+  KVT_RETURN_IF_ERROR(Resolve(*sequence, request.model_id, range));
+  // Of no tokens: a truncate of what it has not read leaves it alone.
+  KVT_ASSIGN_OR_RETURN(const std::int64_t tokens, sequence->Hold(0));
+  auto claim = std::make_shared<FollowClaim>();
+  claim->on_news = request.on_news;
+  return SequenceFollower::Make(
+      std::make_shared<Lease>(sequence, tokens, clock_.Now() + options_.max_lease, clock_),
+      std::move(claim), range, format, device_);
+}
+
+absl::Status Store::Resolve(const Sequence& sequence, const std::string& model_id,
+                            ReadRange& range) const {
   if (!model_id.empty()) {
     KVT_RETURN_IF_ERROR(CheckModel(sequence, model_id));
   }
   KVT_ASSIGN_OR_RETURN(range.shard, ResolveShard(range.shard, sequence.model().model()));
-  KVT_ASSIGN_OR_RETURN(SequencePins pins, sequence.Pin(range));
-  // It may have ended before the bytes were pinned.
-  KVT_RETURN_IF_ERROR(lease->Check());
-  return SequenceReader::Make(std::move(lease), std::move(pins), format, device_);
+  return absl::OkStatus();
 }
 
 }  // namespace kvtier::cachestore

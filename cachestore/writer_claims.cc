@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <utility>
 
 #include "cachestore/base/errors.h"
 
@@ -26,13 +25,12 @@ void ForEach(const Shard& shard, std::vector<std::vector<std::uint64_t>>& epochs
   }
 }
 
-}  // namespace
-
-void NotifyEnded(const EndedClaims& claims) {
-  for (const std::shared_ptr<WriterClaim>& claim : claims) {
-    if (claim->on_end) claim->on_end(claim->ended);
-  }
+void End(const std::shared_ptr<WriterClaim>& claim, const absl::Status& why, Notices& notices) {
+  claim->ended = why;
+  if (claim->on_end) notices.Add([claim, why] { claim->on_end(why); });
 }
+
+}  // namespace
 
 WriterClaims::WriterClaims(const Model& model) {
   for (const LayerModel& layer : model.layers)
@@ -49,14 +47,15 @@ absl::Status WriterClaims::CheckEpoch(std::uint64_t epoch, const std::string& se
                            epoch, sequence, highest));
 }
 
-EndedClaims WriterClaims::TakeOver(std::uint64_t epoch) {
+void WriterClaims::TakeOver(std::uint64_t epoch, Notices& notices) {
   for (auto& heads : epochs_) std::fill(heads.begin(), heads.end(), epoch);
-  return EndAll(Error(Reason::kOldEpoch,
-                      fmt::format("the sequence was truncated by a writer of epoch {}", epoch)));
+  EndAll(Error(Reason::kOldEpoch,
+               fmt::format("the sequence was truncated by a writer of epoch {}", epoch)),
+         notices);
 }
 
 absl::Status WriterClaims::Add(const std::shared_ptr<WriterClaim>& claim,
-                               const std::string& sequence, EndedClaims& ended) {
+                               const std::string& sequence, Notices& notices) {
   const Shard& shard = claim->shard;
   absl::Status older;
   ForEach(shard, epochs_, [&](int layer, int head, std::uint64_t seen) {
@@ -78,10 +77,10 @@ absl::Status WriterClaims::Add(const std::shared_ptr<WriterClaim>& claim,
   const auto stays = std::partition(
       live_.begin(), live_.end(), [&](const auto& other) { return !Overlap(other->shard, shard); });
   for (auto other = stays; other != live_.end(); ++other) {
-    (*other)->ended = Error(
-        Reason::kOldEpoch,
-        fmt::format("a writer of epoch {} took over from epoch {}", claim->epoch, (*other)->epoch));
-    ended.push_back(*other);
+    End(*other,
+        Error(Reason::kOldEpoch, fmt::format("a writer of epoch {} took over from epoch {}",
+                                             claim->epoch, (*other)->epoch)),
+        notices);
   }
   live_.erase(stays, live_.end());
   live_.push_back(claim);
@@ -89,9 +88,9 @@ absl::Status WriterClaims::Add(const std::shared_ptr<WriterClaim>& claim,
   return absl::OkStatus();
 }
 
-EndedClaims WriterClaims::EndAll(const absl::Status& why) {
-  for (const std::shared_ptr<WriterClaim>& claim : live_) claim->ended = why;
-  return std::exchange(live_, {});
+void WriterClaims::EndAll(const absl::Status& why, Notices& notices) {
+  for (const std::shared_ptr<WriterClaim>& claim : live_) End(claim, why, notices);
+  live_.clear();
 }
 
 }  // namespace kvtier::cachestore

@@ -9,6 +9,7 @@
 #include "absl/status/status.h"
 #include "cachestore/chunk.h"
 #include "cachestore/model/model.h"
+#include "cachestore/notices.h"
 
 namespace kvtier::cachestore {
 
@@ -24,11 +25,6 @@ struct WriterClaim {
   absl::Status ended;  // not OK: the claim is over. Guarded by the sequence's lock.
 };
 
-using EndedClaims = std::vector<std::shared_ptr<WriterClaim>>;
-
-// Tells each what its `ended` says. Outside locks.
-void NotifyEnded(const EndedClaims& claims);
-
 // Which streams write which layers and heads of one sequence, and the highest epoch that each has
 // seen. Not thread-safe: the sequence's lock guards it.
 class WriterClaims {
@@ -36,16 +32,16 @@ class WriterClaims {
   explicit WriterClaims(const Model& model);
 
   // ABORTED below the highest epoch seen in the shard, ALREADY_EXISTS at that of a live writer;
-  // above, the older ones go to `ended`. `sequence`: its id, for the message.
+  // above, the older ones end. `sequence`: its id, for the message.
   absl::Status Add(const std::shared_ptr<WriterClaim>& claim, const std::string& sequence,
-                   EndedClaims& ended);
+                   Notices& notices);
   // ABORTED where a higher epoch was seen.
   absl::Status CheckEpoch(std::uint64_t epoch, const std::string& sequence) const;
   // Ends every writer and keeps those of an epoch below this one out from now on.
-  EndedClaims TakeOver(std::uint64_t epoch);
+  void TakeOver(std::uint64_t epoch, Notices& notices);
   void Remove(const std::shared_ptr<WriterClaim>& claim) { std::erase(live_, claim); }
   // All of them end with `why`.
-  EndedClaims EndAll(const absl::Status& why);
+  void EndAll(const absl::Status& why, Notices& notices);
 
   // What epochs were seen, and no writer.
   WriterClaims WithoutWriters() const {
@@ -58,7 +54,7 @@ class WriterClaims {
 
  private:
   std::vector<std::vector<std::uint64_t>> epochs_;  // [layer][head]
-  EndedClaims live_;
+  std::vector<std::shared_ptr<WriterClaim>> live_;
 };
 
 }  // namespace kvtier::cachestore
