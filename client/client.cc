@@ -223,7 +223,12 @@ absl::StatusOr<ReadResult> Client::Read(const v1::ReadRequest& request,
     KVT_ASSIGN_OR_RETURN(decoder, StoredDecoder::Make(request));
   }
   const v1::ReadRequest& asked = decoder ? decoder->request() : request;
-  ReadReactor reactor(impl_->options().stall_limit, impl_->StreamDeadline());
+  const ReadKind kind = asked.as() == v1::READ_AS_STORED ? ReadKind::kStored
+                        : asked.follow()                 ? ReadKind::kFollowed
+                                                         : ReadKind::kValues;
+  // One that follows stands still while its writer does.
+  ReadReactor reactor(asked.follow() ? absl::InfiniteDuration() : impl_->options().stall_limit,
+                      impl_->StreamDeadline());
   reactor.Start(impl_->stub(), asked);
   ReadCheck check;
   ReadResult result;
@@ -238,8 +243,7 @@ absl::StatusOr<ReadResult> Client::Read(const v1::ReadRequest& request,
     }
     if (message.has_manifest()) {
       begun = true;
-      KVT_RETURN_IF_ERROR(check.Begin(message.manifest(), request.sequences_size(),
-                                      asked.as() == v1::READ_AS_STORED));
+      KVT_RETURN_IF_ERROR(check.Begin(message.manifest(), request.sequences_size(), kind));
       result.manifest = message.manifest();
       if (decoder) {
         KVT_ASSIGN_OR_RETURN(result.manifest, decoder->Begin(message.manifest()));
@@ -261,7 +265,7 @@ absl::StatusOr<ReadResult> Client::Read(const v1::ReadRequest& request,
     }
   }
   if (!ended) return absl::DataLossError("the read ended without a summary");
-  KVT_RETURN_IF_ERROR(check.End());
+  KVT_RETURN_IF_ERROR(check.End(result.summary));
   if (decoder) result.summary.set_saturated_values(decoder->saturated_values());
   result.transferred_bytes = check.bytes();
   return result;
@@ -273,6 +277,10 @@ absl::StatusOr<ReadResult> Client::ReadInto(const v1::ReadRequest& request,
     return absl::InvalidArgumentError(
         "as is STORED; want values to place: ask for them with Transfer::kStored to have them "
         "travel as codes");
+  }
+  if (request.follow()) {
+    return absl::InvalidArgumentError(
+        "follow is set; what is received in the end has no place yet: take its chunks by Read");
   }
   std::vector<std::vector<LayerTarget>> targets;
   v1::ReadManifest manifest;

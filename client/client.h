@@ -29,7 +29,7 @@ struct ClientOptions {
 // and becomes its result.
 struct ReadHandlers {
   std::function<absl::Status(const v1::ReadManifest&)> on_manifest;  // once, may be empty
-  std::function<absl::Status(v1::ReadChunk)> on_chunk;               // in manifest order
+  std::function<absl::Status(v1::ReadChunk)> on_chunk;  // in manifest order, or as received
 };
 
 struct ReadResult {
@@ -85,7 +85,8 @@ class Client {
 
   // Every chunk is checked against the manifest before it is handed on, and the whole against what
   // the manifest promised: DATA_LOSS names what is missing or too much. kStored takes no
-  // block_tokens, and ranges of tokens that cut no group.
+  // block_tokens, and ranges of tokens that cut no group. With `follow` set it takes what is still
+  // to come as it comes, and OK says that all of it is committed.
   absl::StatusOr<ReadResult> Read(const v1::ReadRequest& request, const ReadHandlers& handlers,
                                   Transfer transfer = Transfer::kValues);
   // The same, put together in the caller's memory.

@@ -74,8 +74,8 @@ std::optional<std::uint64_t> RowBytes(v1::DType dtype, std::uint32_t dim) {
 
 bool IsFp8(v1::DType dtype) { return dtype == v1::DTYPE_FP8_E4M3 || dtype == v1::DTYPE_FP8_E5M2; }
 
-absl::Status ReadCheck::Begin(const v1::ReadManifest& manifest, int sequences, bool stored) {
-  stored_ = stored;
+absl::Status ReadCheck::Begin(const v1::ReadManifest& manifest, int sequences, ReadKind kind) {
+  kind_ = kind;
   if (manifest.sequences_size() != sequences) {
     return Loss(fmt::format("the manifest has {} sequences; {} were asked for",
                             manifest.sequences_size(), sequences));
@@ -88,7 +88,8 @@ absl::Status ReadCheck::Begin(const v1::ReadManifest& manifest, int sequences, b
     }
     next_token_.emplace_back(sequence.layers_size(), sequence.first_token());
   }
-  if (!stored && bytes != manifest.total_bytes()) {
+  const bool unknown = kind == ReadKind::kFollowed && manifest.total_bytes() == 0;
+  if (kind != ReadKind::kStored && !unknown && bytes != manifest.total_bytes()) {
     return Loss(fmt::format("the manifest says {} bytes, but its layers take {}",
                             manifest.total_bytes(), bytes));
   }
@@ -109,7 +110,9 @@ absl::Status ReadCheck::CheckPlace(const v1::ReadChunk& chunk) const {
     return Loss(fmt::format("a chunk is of {}, which the manifest does not have", name));
   }
   const std::uint64_t next = next_token[layer_index(chunk)];
-  const std::uint64_t left = sequence.first_token() + sequence.num_tokens() - next;
+  const bool open_ended = kind_ == ReadKind::kFollowed && sequence.num_tokens() == 0;
+  const std::uint64_t left =
+      open_ended ? ~next : sequence.first_token() + sequence.num_tokens() - next;
   if (chunk.first_token() != next || chunk.num_tokens() == 0 || chunk.num_tokens() > left) {
     return Loss(fmt::format("{}: a chunk brings {} tokens from {}; from {} on {} are expected",
                             name, chunk.num_tokens(), chunk.first_token(), next, left));
@@ -121,24 +124,44 @@ absl::Status ReadCheck::Take(const v1::ReadChunk& chunk) {
   KVT_RETURN_IF_ERROR(CheckPlace(chunk));
   bytes_ += ChunkBytes(chunk);
   next_token_[chunk.sequence_index()][layer_index(chunk)] += chunk.num_tokens();
-  if (stored_) return absl::OkStatus();
+  if (kind_ == ReadKind::kStored) return absl::OkStatus();
   const v1::SequenceManifest& sequence = sequence_of(chunk);
   const v1::LayerManifest& layer = sequence.layers(static_cast<int>(layer_index(chunk)));
-  // In range: no larger than the layer, whose size Begin found to fit.
-  const std::uint64_t rows = std::uint64_t{chunk.num_tokens()} * layer.num_heads();
-  const std::uint64_t k_bytes = rows * *RowBytes(layer.dtype(), layer.k_head_dim());
-  const std::uint64_t v_bytes = rows * *RowBytes(layer.dtype(), layer.v_head_dim());
+  const auto size = [&](std::uint32_t dim) {
+    return Product({chunk.num_tokens(), layer.num_heads(), *RowBytes(layer.dtype(), dim)});
+  };
+  const auto k_bytes = size(layer.k_head_dim()), v_bytes = size(layer.v_head_dim());
   if (chunk.k().size() != k_bytes || chunk.v().size() != v_bytes) {
     return Loss(
         fmt::format("{}: a chunk of {} tokens brings {} bytes of K and {} of V; {} and {} "
                     "are expected",
                     Name(sequence, chunk.layer()), chunk.num_tokens(), chunk.k().size(),
-                    chunk.v().size(), k_bytes, v_bytes));
+                    chunk.v().size(), k_bytes.value_or(0), v_bytes.value_or(0)));
   }
   return absl::OkStatus();
 }
 
-absl::Status ReadCheck::End() const {
+absl::Status ReadCheck::Learn(const v1::ReadSummary& summary) {
+  if (summary.tokens_size() != manifest_.sequences_size()) {
+    return Loss(fmt::format("the summary has the tokens of {} sequences; the manifest has {}",
+                            summary.tokens_size(), manifest_.sequences_size()));
+  }
+  for (int s = 0; s < summary.tokens_size(); ++s) {
+    v1::SequenceManifest& sequence = *manifest_.mutable_sequences(s);
+    if (sequence.num_tokens() != 0 && sequence.num_tokens() != summary.tokens(s)) {
+      return Loss(fmt::format("the summary says {} tokens of sequence {}; the manifest says {}",
+                              summary.tokens(s), sequence.sequence(), sequence.num_tokens()));
+    }
+    sequence.set_num_tokens(summary.tokens(s));
+  }
+  if (manifest_.total_bytes() == 0) manifest_.set_total_bytes(bytes_);
+  return absl::OkStatus();
+}
+
+absl::Status ReadCheck::End(const v1::ReadSummary& summary) {
+  if (kind_ == ReadKind::kFollowed) {
+    KVT_RETURN_IF_ERROR(Learn(summary));
+  }
   for (std::size_t s = 0; s < next_token_.size(); ++s) {
     const v1::SequenceManifest& sequence = manifest_.sequences(static_cast<int>(s));
     const std::uint64_t end = sequence.first_token() + sequence.num_tokens();

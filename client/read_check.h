@@ -25,16 +25,21 @@ std::uint64_t ChunkBytes(const Chunk& chunk) {
   return bytes;
 }
 
+// What a read asked for: values; codes, of which only that all bytes come that were promised is
+// looked at here, not what parts hold; or values as they are received (ReadRequest.follow), whose
+// length the summary says.
+enum class ReadKind { kValues, kStored, kFollowed };
+
 // Holds a read's chunks against its manifest, so that what takes them need not doubt them: layer,
 // tokens and bytes of each, scales of FP8 output, and at the end that nothing is missing. DATA_LOSS
 // says what came and what was promised.
 class ReadCheck {
  public:
-  // `sequences`: as many as were asked for. `stored`: read as stored; what parts hold is not looked
-  // at here, only that all bytes come that were promised.
-  absl::Status Begin(const v1::ReadManifest& manifest, int sequences, bool stored = false);
+  // `sequences`: as many as were asked for.
+  absl::Status Begin(const v1::ReadManifest& manifest, int sequences,
+                     ReadKind kind = ReadKind::kValues);
   absl::Status Take(const v1::ReadChunk& chunk);
-  absl::Status End() const;
+  absl::Status End(const v1::ReadSummary& summary = {});
 
   std::uint64_t bytes() const { return bytes_; }  // of the chunks so far
   const v1::ReadManifest& manifest() const { return manifest_; }
@@ -45,8 +50,10 @@ class ReadCheck {
  private:
   v1::ReadManifest manifest_;
   absl::Status CheckPlace(const v1::ReadChunk& chunk) const;
+  // What a read that followed turned out to be.
+  absl::Status Learn(const v1::ReadSummary& summary);
 
-  bool stored_ = false;
+  ReadKind kind_ = ReadKind::kValues;
   std::uint64_t bytes_ = 0;
   std::vector<std::vector<std::uint64_t>> next_token_;  // by sequence and layer of the manifest
 };

@@ -14,7 +14,7 @@ class Observer {
   // One chunk of an append stream, from received to ready to be acknowledged. Only chunks that were
   // taken.
   virtual void ChunkAppended(absl::Duration took) = 0;
-  // One Read call that ended well, from asked to last byte handed over.
+  // One Read call that ended well, from asked to last byte handed over. Not of one that follows.
   virtual void ReadServed(absl::Duration took) = 0;
   // A call, or a chunk, was refused. `rpc` is the method's name, `reason` one of
   // cachestore::ReasonNameAt.

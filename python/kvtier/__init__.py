@@ -10,12 +10,13 @@
 """
 
 from kvtier.batch import Ack, BatchEntry
-from kvtier.client import AppendStream, Client, Layer, LayerData, Model, ReadResult
+from kvtier.client import AppendStream, Client, Layer, Model
 from kvtier.dtypes import from_float32, to_float32
 from kvtier.errors import KvTierError
 from kvtier.events import AllBlocksCleared, BlockRemoved, BlockStored, Position, Subscription
 from kvtier.grants import Lease, Pin
 from kvtier.prefix import Prompt, prefix_keys, root_key
+from kvtier.reads import Follow, LayerData, Piece, ReadResult
 
 __all__ = [
     "Ack",
@@ -25,11 +26,13 @@ __all__ = [
     "BlockRemoved",
     "BlockStored",
     "Client",
+    "Follow",
     "KvTierError",
     "Layer",
     "LayerData",
     "Lease",
     "Model",
+    "Piece",
     "Pin",
     "Position",
     "Prompt",

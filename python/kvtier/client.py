@@ -1,6 +1,5 @@
 """The client: one connection, the calls of the contract, arrays in and out."""
 
-import collections
 import contextlib
 import dataclasses
 import queue
@@ -9,10 +8,11 @@ import grpc
 import numpy as np
 
 from kvtier.batch import outcome_of
-from kvtier.dtypes import DTYPES, NAMES, row_length
-from kvtier.errors import from_rpc_error
+from kvtier.dtypes import DTYPES, row_length
+from kvtier.errors import rpc_errors
 from kvtier.events import Position, Subscription
 from kvtier.grants import Lease, Pin
+from kvtier.reads import Follow, assemble
 from kvtier.v1 import kv_tier_pb2 as pb
 from kvtier.v1 import kv_tier_pb2_grpc as rpc
 
@@ -33,14 +33,6 @@ def _one_of(field, value, table):
     if value not in table:
         raise ValueError(f"{field} is {value!r}; want one of {', '.join(table)}")
     return table[value]
-
-
-@contextlib.contextmanager
-def _errors():
-    try:
-        yield
-    except grpc.RpcError as error:
-        raise from_rpc_error(error) from error
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,22 +65,6 @@ class Model:
     reply: pb.RegisterModelResponse
 
 
-# One layer of a read: k and v [tokens, heads, dim] (NHD) or [heads, tokens, dim] (HND); dtype is that of dtypes.DTYPES.
-# k_scale and v_scale: FP8 only, [1] or [heads]; a value is code * scale. q_scale: as registered, [0], [1] or [heads].
-LayerData = collections.namedtuple("LayerData", "k v dtype k_scale v_scale q_scale")
-
-
-@dataclasses.dataclass(frozen=True)
-class ReadResult:
-    """layers: {index in the model: LayerData}; first_token: of the arrays; sealed: the sequence takes no more."""
-
-    layers: dict
-    first_token: int
-    tokens: int
-    sealed: bool
-    saturated_values: int
-
-
 class Client:
     """A connection to one kvtier server. Thread-safe; append streams are not.
 
@@ -115,7 +91,7 @@ class Client:
         self.close()
 
     def _call(self, method, request):
-        with _errors():
+        with rpc_errors():
             return method(request, timeout=self._call_timeout_s)
 
     def register_model(
@@ -318,70 +294,65 @@ class Client:
         dtype: source, bfloat16, float16, float32, or fp8_e4m3, fp8_e5m2 with k_scale and v_scale (if None: the stored
         ones, else 1.0; with measure_scales one per head, measured over what is read).
         """
-        _one_of("layout", layout, _LAYOUTS)
         if isinstance(sequence, Lease) and not sequence.id:
             raise ValueError("the lease holds nothing: nothing of its prompt was held")
-        request = pb.ReadRequest(
-            namespace=self._namespace,
-            sequences=[
-                pb.SequenceRange(lease_id=sequence.id) if isinstance(sequence, Lease) else pb.SequenceRange(sequence=sequence)
-            ],
-            layout=_LAYOUTS[layout],
+        held = {"lease_id": sequence.id} if isinstance(sequence, Lease) else {"sequence": sequence}
+        request = self._read_request(
+            held, dtype, layout, layers, heads, k_scale=k_scale, v_scale=v_scale, measure_scales=measure_scales
+        )
+        _set_range(request.sequences[0], "token", tokens)
+        with rpc_errors():
+            return assemble(self._stub.Read(request, timeout=self._stream_timeout_s), layout)
+
+    def follow(
+        self,
+        sequence,
+        dtype="source",
+        layout="NHD",
+        layers=None,
+        heads=None,
+        first_token=0,
+        num_tokens=0,
+        k_scale=None,
+        v_scale=None,
+    ):
+        """Reads a sequence as it is received: a Follow, which yields (layer, first_token, k, v) as they come.
+
+        num_tokens: how many from first_token on; 0: up to where the sequence is sealed. The others as of read.
+        """
+        request = self._read_request(
+            {"sequence": sequence, "first_token": first_token, "num_tokens": num_tokens},
+            dtype,
+            layout,
+            layers,
+            heads,
             k_scale=k_scale,
             v_scale=v_scale,
-            measure_scales=measure_scales,
+            follow=True,
+        )
+        return Follow(self._stub.Read(request, timeout=self._stream_timeout_s), layout)
+
+    def _read_request(self, held, dtype, layout, layers, heads, **options):
+        request = pb.ReadRequest(
+            namespace=self._namespace,
+            sequences=[pb.SequenceRange(**held)],
+            layout=_one_of("layout", layout, _LAYOUTS),
             **{"as": _one_of("dtype", dtype, _READ_AS)},
+            **options,
         )
-        for field, wanted, target in (
-            ("layer", layers, request),
-            ("head", heads, request),
-            ("token", tokens, request.sequences[0]),
-        ):
-            if wanted is None:
-                continue
-            if wanted.step != 1 or len(wanted) == 0:
-                raise ValueError(f"{field}s is {wanted}; want a range of step 1 that is not empty")
-            setattr(target, f"first_{field}", wanted.start)
-            setattr(target, f"num_{field}s", len(wanted))
-        with _errors():
-            return _assemble(self._stub.Read(request, timeout=self._stream_timeout_s), layout)
+        _set_range(request, "layer", layers)
+        _set_range(request, "head", heads)
+        return request
 
 
-def _assemble(messages, layout):
-    manifest = next(messages).manifest
-    sequence = manifest.sequences[0]
-    heads_axis = 0 if layout == "HND" else 1
-    layers, left = {}, manifest.total_bytes
-    for layer in sequence.layers:
-        name = NAMES[layer.dtype]
-
-        def array(dim, layer=layer, name=name):
-            shape = [sequence.num_tokens, row_length(name, dim)]
-            shape.insert(heads_axis, layer.num_heads)
-            return np.empty(shape, DTYPES[name][1])
-
-        layers[layer.layer] = LayerData(
-            array(layer.k_head_dim),
-            array(layer.v_head_dim),
-            name,
-            np.array(layer.k_scale, np.float32),
-            np.array(layer.v_scale, np.float32),
-            np.array(layer.q_scale, np.float32),
-        )
-    saturated = 0
-    for message in messages:
-        if message.HasField("summary"):
-            saturated = message.summary.saturated_values
-            continue
-        chunk = message.chunk
-        begin = chunk.first_token - sequence.first_token
-        for into, data in zip(layers[chunk.layer], (chunk.k, chunk.v)):
-            part = (slice(None),) * (1 - heads_axis) + (slice(begin, begin + chunk.num_tokens),)
-            into[part] = np.frombuffer(data, into.dtype).reshape(into[part].shape)
-            left -= len(data)
-    if left != 0:
-        raise EOFError(f"the read ended {left} bytes before what its manifest says")
-    return ReadResult(layers, sequence.first_token, sequence.num_tokens, sequence.sealed, saturated)
+def _set_range(target, field, wanted):
+    """first_FIELD and num_FIELDs of a range, or as they are where it is None."""
+    if wanted is None:
+        return
+    if wanted.step != 1 or len(wanted) == 0:
+        raise ValueError(f"{field}s is {wanted}; want a range of step 1 that is not empty")
+    setattr(target, f"first_{field}", wanted.start)
+    setattr(target, f"num_{field}s", len(wanted))
 
 
 class AppendStream:
@@ -442,7 +413,7 @@ class AppendStream:
         try:
             self.flush()
             self._requests.put(None)
-            with _errors():
+            with rpc_errors():
                 for _ in self._acks:
                     pass
         finally:
@@ -463,7 +434,7 @@ class AppendStream:
 
     def _take_ack(self):
         try:
-            with _errors():
+            with rpc_errors():
                 ack = next(self._acks)
         except StopIteration:
             raise EOFError(f"the server ended the stream with {self._unacked} messages not acknowledged") from None

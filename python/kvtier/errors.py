@@ -1,5 +1,7 @@
 """The server's refusals as exceptions."""
 
+import contextlib
+
 import grpc
 
 
@@ -14,6 +16,15 @@ class KvTierError(Exception):
         self.code = code
         self.message = message
         self.reason = reason
+
+
+@contextlib.contextmanager
+def rpc_errors():
+    """Within it a grpc.RpcError is the KvTierError that it stands for."""
+    try:
+        yield
+    except grpc.RpcError as error:
+        raise from_rpc_error(error) from error
 
 
 def from_rpc_error(error):

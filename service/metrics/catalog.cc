@@ -166,7 +166,8 @@ std::vector<MetricRow> MakeCatalog() {  // NOLINT(readability-function-size): a 
        PerEvictionReason<&cachestore::EvictionCount::tokens>},
       {kHistogram, kAppendDuration, none,
        "A chunk of an append, from received to ready to be acknowledged.", nullptr},
-      {kHistogram, kReadDuration, none, "A read, from asked to last byte handed over.", nullptr},
+      {kHistogram, kReadDuration, none,
+       "A read, from asked to last byte handed over; none that follows.", nullptr},
       {kCounter, kRejected, refusal,
        "Calls and chunks refused, by the reason that the error carries.", nullptr},
 

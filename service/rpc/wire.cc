@@ -418,6 +418,10 @@ absl::StatusOr<cachestore::ReadFormat> ReadFormatFrom(const v1::ReadRequest& req
   }
   if (!fp8 && request.measure_scales())
     return Refuse("measure_scales is set; it goes with FP8 output only");
+  if (request.follow() && format.stored)
+    return Refuse("follow is set and as is STORED; what is received is followed as values");
+  if (request.follow() && request.measure_scales())
+    return Refuse("follow and measure_scales are set; what is still to come can't be measured");
   format.measure_scales = request.measure_scales();
   format.accept_k_rotation = request.accept_k_rotation();
   if (request.has_k_scale()) format.k_scale = request.k_scale();
@@ -432,6 +436,12 @@ absl::StatusOr<cachestore::ReadFormat> ReadFormatFrom(const v1::ReadRequest& req
 
 absl::StatusOr<cachestore::ReadRange> ReadRangeFrom(const v1::ReadRequest& request,
                                                     const v1::SequenceRange& range) {
+  if (request.follow() && range.lease_id() != 0) {
+    return Refuse(
+        fmt::format("sequences.lease_id is {} and follow is set; a lease fixes a length: "
+                    "name the sequence",
+                    range.lease_id()));
+  }
   cachestore::ReadRange out;
   KVT_ASSIGN_OR_RETURN(out.shard, ShardFrom(request.first_layer(), request.num_layers(),
                                             request.first_head(), request.num_heads()));

@@ -90,6 +90,32 @@ TEST(ReadCheck, RefusesAChunkThatWasNotPromised) {
   }
 }
 
+// Chunks of different layers take turns, and the summary says how far they were to come.
+TEST(ReadCheck, TakesWhatIsFollowedAsItComes) {
+  v1::ReadManifest manifest = Manifest();
+  manifest.set_total_bytes(0);
+  manifest.mutable_sequences(0)->set_num_tokens(0);
+  ReadCheck check;
+  ASSERT_THAT(check.Begin(manifest, 1, ReadKind::kFollowed), IsOk());
+  EXPECT_THAT(check.Take(Chunk(2, 10, 4)), IsOk());
+  EXPECT_THAT(check.Take(Chunk(3, 10, 9)), IsOk());
+  EXPECT_THAT(check.Take(Chunk(2, 15, 4)),
+              StatusIs(absl::StatusCode::kDataLoss, HasSubstr("4 tokens from 15; from 14")));
+  EXPECT_THAT(check.Take(Chunk(2, 14, 5)), IsOk());
+  EXPECT_THAT(check.End(), StatusIs(absl::StatusCode::kDataLoss, HasSubstr("of 0 sequences")));
+  v1::ReadSummary summary;
+  summary.add_tokens(10);
+  ReadCheck longer = check;
+  EXPECT_THAT(longer.End(summary),
+              StatusIs(absl::StatusCode::kDataLoss, HasSubstr("ended at token 19")));
+  summary.set_tokens(0, 9);
+  EXPECT_THAT(check.End(summary), IsOk());
+  ReadCheck known;
+  ASSERT_THAT(known.Begin(Manifest(), 1, ReadKind::kFollowed), IsOk());
+  EXPECT_THAT(known.End(summary),
+              StatusIs(absl::StatusCode::kDataLoss, HasSubstr("says 9 tokens of sequence s")));
+}
+
 TEST(ReadCheck, RefusesAChunkTwice) {
   ReadCheck check;
   ASSERT_THAT(check.Begin(Manifest(), 1), IsOk());

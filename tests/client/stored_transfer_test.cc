@@ -167,7 +167,7 @@ class StoredTransfer : public ::testing::Test {
     auto decoder = StoredDecoder::Make(Wanted(v1::READ_AS_FP32)).value();
     ReadCheck check;
     for (const absl::Status& status :
-         {check.Begin(manifest, 1, true), decoder.Begin(manifest).status()}) {
+         {check.Begin(manifest, 1, ReadKind::kStored), decoder.Begin(manifest).status()}) {
       if (!status.ok()) return status;
     }
     if (absl::Status status = check.Take(chunk); !status.ok()) return status;

@@ -106,12 +106,16 @@ struct StoreSim::PinOf {
 
 struct StoreSim::Reading {
   std::optional<cachestore::SequenceReader> reader;
+  // Instead: one that follows what it asked for, and how far each layer was given.
+  std::optional<cachestore::SequenceFollower> follower;
+  cachestore::ReadRange range;
+  std::vector<std::int64_t> given;
   ModelState* model = nullptr;
   HeldPtr held;                    // null: of a prompt
   std::shared_ptr<LeaseOf> lease;  // null: by name
   absl::Time deadline;             // by name
-  std::int64_t kept_tokens = 0;    // by name: that it has a hold on
-  bool uncertain = false;          // as a lease's
+  std::int64_t kept_tokens = 0;  // by name: that it has a hold on, followed the most that was given
+  bool uncertain = false;        // as a lease's
   Content content;
   KvData data;  // of `content`
   // By name: which of K and V of each layer are codes. Else either may be.

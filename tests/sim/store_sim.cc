@@ -22,6 +22,7 @@ constexpr absl::Duration kOpenDeadline = absl::Seconds(20);
 StoreSim::Tally& StoreSim::Tally::operator+=(const Tally& other) {
   operations += other.operations;
   rows_compared += other.rows_compared;
+  rows_followed += other.rows_followed;
   tokens_shared += other.tokens_shared;
   evictions += other.evictions;
   refused_for_room += other.refused_for_room;
@@ -34,10 +35,10 @@ StoreSim::Tally& StoreSim::Tally::operator+=(const Tally& other) {
 
 std::string StoreSim::Tally::Text() const {
   return fmt::format(
-      "{} operations: {} rows compared, {} tokens shared, {} evictions, {} refused for room, {} "
-      "reads ended, {} device failures, {} truncated, {} times events checked",
-      operations, rows_compared, tokens_shared, evictions, refused_for_room, reads_ended,
-      device_failures, truncated, events_checked);
+      "{} operations: {} rows compared, {} followed, {} tokens shared, {} evictions, {} refused "
+      "for room, {} reads ended, {} device failures, {} truncated, {} times events checked",
+      operations, rows_compared, rows_followed, tokens_shared, evictions, refused_for_room,
+      reads_ended, device_failures, truncated, events_checked);
 }
 
 StoreSim::StoreSim(const SimOptions& options)

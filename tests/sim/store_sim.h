@@ -40,6 +40,7 @@ class StoreSim {
   struct Tally {
     std::int64_t operations = 0;
     std::int64_t rows_compared = 0;
+    std::int64_t rows_followed = 0;
     std::int64_t tokens_shared = 0;
     std::int64_t evictions = 0;
     std::int64_t refused_for_room = 0;
@@ -74,6 +75,7 @@ class StoreSim {
   std::string RenewOrRelease();
   std::string PinOrUnpin();
   std::string Read();
+  std::string Follow();
   std::string GoOnReading();
   std::string ChangeQuota();
   std::string PassTime();
@@ -82,6 +84,8 @@ class StoreSim {
   std::string Open(const HeldPtr& held);
   std::string ReadByName();
   std::string ReadByLease();
+  std::string GoOnFollowing(Reading& reading, bool& over);
+  std::string CheckPiece(Reading& reading, cachestore::SequenceReader& piece, std::int64_t end);
   void Begin(cachestore::SequenceReader reader, std::unique_ptr<Reading> reading);
   // What a piece must be; "" or how it differs.
   std::string CompareRows(const Reading& reading, int side, std::int64_t first,

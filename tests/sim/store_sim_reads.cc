@@ -129,6 +129,7 @@ std::string StoreSim::PinOrUnpin() {
 
 std::string StoreSim::Read() {
   if (readings_.size() >= kMostReadings) return GoOnReading();
+  if (random_.OneIn(3)) return Follow();
   return random_.OneIn(2) ? ReadByName() : ReadByLease();
 }
 
@@ -194,6 +195,13 @@ std::string StoreSim::GoOnReading() {
   if (readings_.empty()) return "";
   const auto at = static_cast<std::size_t>(random_.Between(0, std::ssize(readings_) - 1));
   Reading& reading = *readings_[at];
+  const auto finish = [&] { readings_.erase(readings_.begin() + static_cast<std::ptrdiff_t>(at)); };
+  if (reading.follower.has_value()) {
+    bool over = false;
+    std::string wrong = GoOnFollowing(reading, over);
+    if (over) finish();
+    return wrong;
+  }
   cachestore::SequenceReader& reader = *reading.reader;
   const cachestore::LayerOutput& out = reader.layers()[reading.layer];
   const std::int64_t end = reader.pins().tokens;
@@ -206,7 +214,6 @@ std::string StoreSim::GoOnReading() {
       reader.Fill(reading.layer, reading.next, count, reinterpret_cast<std::byte*>(k.data()),
                   reinterpret_cast<std::byte*>(v.data()));
   device_.faults().FailDecode(0);
-  const auto finish = [&] { readings_.erase(readings_.begin() + static_cast<std::ptrdiff_t>(at)); };
   if (Ended(reading)) {
     if (!Is(status, Reason::kLeaseEnded)) return Unexpected("fill after the end", status);
     ++tally_.reads_ended;

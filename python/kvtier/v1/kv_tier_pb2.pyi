@@ -573,12 +573,13 @@ class ReadManifest(_message.Message):
     def __init__(self, boot_id: _Optional[str] = ..., sequences: _Optional[_Iterable[_Union[SequenceManifest, _Mapping]]] = ..., total_bytes: _Optional[int] = ...) -> None: ...
 
 class ReadRequest(_message.Message):
-    __slots__ = ["accept_k_rotation", "block_tokens", "first_head", "first_layer", "k_scale", "layout", "measure_scales", "namespace", "num_heads", "num_layers", "per_tensor_scales_only", "sequences", "v_scale"]
+    __slots__ = ["accept_k_rotation", "block_tokens", "first_head", "first_layer", "follow", "k_scale", "layout", "measure_scales", "namespace", "num_heads", "num_layers", "per_tensor_scales_only", "sequences", "v_scale"]
     ACCEPT_K_ROTATION_FIELD_NUMBER: _ClassVar[int]
     AS_FIELD_NUMBER: _ClassVar[int]
     BLOCK_TOKENS_FIELD_NUMBER: _ClassVar[int]
     FIRST_HEAD_FIELD_NUMBER: _ClassVar[int]
     FIRST_LAYER_FIELD_NUMBER: _ClassVar[int]
+    FOLLOW_FIELD_NUMBER: _ClassVar[int]
     K_SCALE_FIELD_NUMBER: _ClassVar[int]
     LAYOUT_FIELD_NUMBER: _ClassVar[int]
     MEASURE_SCALES_FIELD_NUMBER: _ClassVar[int]
@@ -592,6 +593,7 @@ class ReadRequest(_message.Message):
     block_tokens: int
     first_head: int
     first_layer: int
+    follow: bool
     k_scale: float
     layout: Layout
     measure_scales: bool
@@ -601,7 +603,7 @@ class ReadRequest(_message.Message):
     per_tensor_scales_only: bool
     sequences: _containers.RepeatedCompositeFieldContainer[SequenceRange]
     v_scale: float
-    def __init__(self, namespace: _Optional[str] = ..., sequences: _Optional[_Iterable[_Union[SequenceRange, _Mapping]]] = ..., first_layer: _Optional[int] = ..., num_layers: _Optional[int] = ..., first_head: _Optional[int] = ..., num_heads: _Optional[int] = ..., layout: _Optional[_Union[Layout, str]] = ..., block_tokens: _Optional[int] = ..., k_scale: _Optional[float] = ..., v_scale: _Optional[float] = ..., per_tensor_scales_only: bool = ..., measure_scales: bool = ..., accept_k_rotation: bool = ..., **kwargs) -> None: ...
+    def __init__(self, namespace: _Optional[str] = ..., sequences: _Optional[_Iterable[_Union[SequenceRange, _Mapping]]] = ..., first_layer: _Optional[int] = ..., num_layers: _Optional[int] = ..., first_head: _Optional[int] = ..., num_heads: _Optional[int] = ..., layout: _Optional[_Union[Layout, str]] = ..., block_tokens: _Optional[int] = ..., k_scale: _Optional[float] = ..., v_scale: _Optional[float] = ..., per_tensor_scales_only: bool = ..., measure_scales: bool = ..., accept_k_rotation: bool = ..., follow: bool = ..., **kwargs) -> None: ...
 
 class ReadResponse(_message.Message):
     __slots__ = ["chunk", "manifest", "summary"]
@@ -614,10 +616,12 @@ class ReadResponse(_message.Message):
     def __init__(self, manifest: _Optional[_Union[ReadManifest, _Mapping]] = ..., chunk: _Optional[_Union[ReadChunk, _Mapping]] = ..., summary: _Optional[_Union[ReadSummary, _Mapping]] = ...) -> None: ...
 
 class ReadSummary(_message.Message):
-    __slots__ = ["saturated_values"]
+    __slots__ = ["saturated_values", "tokens"]
     SATURATED_VALUES_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
     saturated_values: int
-    def __init__(self, saturated_values: _Optional[int] = ...) -> None: ...
+    tokens: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, saturated_values: _Optional[int] = ..., tokens: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class RegisterModelRequest(_message.Message):
     __slots__ = ["max_tokens", "page_tokens", "policy", "scales", "scales_source", "spec"]
