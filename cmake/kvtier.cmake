@@ -152,8 +152,10 @@ function(kvtier_tests)
   if(extra_labels)
     set(labels "${arg_NAME}\\;${extra_labels}")
   endif()
+  # A parameter's bytes, which may be addresses, are no part of a test's name.
   gtest_discover_tests(
     ${target}
+    NO_PRETTY_VALUES
     TEST_PREFIX "${arg_NAME}."
     DISCOVERY_MODE PRE_TEST
     DISCOVERY_TIMEOUT 60

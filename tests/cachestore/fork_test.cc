@@ -235,7 +235,8 @@ TEST_P(ForkTest, AnyMixReadsRight) {
 
 INSTANTIATE_TEST_SUITE_P(Formats, ForkTest,
                          ::testing::Values("auto", "int8_per_token_head", "kivi2", "kivi(4,4,16,0)",
-                                           "kivi(2,4,32,96)", "fp8_e4m3(scale=page)"));
+                                           "kivi(2,4,32,96)", "fp8_e4m3(scale=page)"),
+                         [](const auto& test) { return testing::TestNameOf(test.param); });
 
 }  // namespace
 }  // namespace kvtier::cachestore

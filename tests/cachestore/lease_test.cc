@@ -284,7 +284,8 @@ TEST_P(LeaseTest, AnyOrderEndsAtNothing) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Formats, LeaseTest,
-                         ::testing::Values("auto", "kivi2", "fp8_e4m3(scale=page)"));
+                         ::testing::Values("auto", "kivi2", "fp8_e4m3(scale=page)"),
+                         [](const auto& test) { return testing::TestNameOf(test.param); });
 
 }  // namespace
 }  // namespace kvtier::cachestore

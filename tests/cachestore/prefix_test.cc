@@ -236,7 +236,8 @@ TEST(Prefix, OfVeryManyPagesGoesWithoutARecursion) {
 INSTANTIATE_TEST_SUITE_P(Formats, PrefixTest,
                          ::testing::Values("auto", "fp8", "int8_per_token_head", "kivi2",
                                            "kivi(4,4,16,0)", "kivi(2,4,32,96)",
-                                           "fp8_e4m3(scale=page)", "kivi4(k_rotation=hadamard)"));
+                                           "fp8_e4m3(scale=page)", "kivi4(k_rotation=hadamard)"),
+                         [](const auto& test) { return testing::TestNameOf(test.param); });
 
 }  // namespace
 }  // namespace kvtier::cachestore

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "client/scale_names.h"
+#include "tests/cachestore/model_shapes.h"
 #include "tests/client/checkpoint.h"
 #include "tests/client/temp_dir.h"
 #include "tests/support/status_matchers.h"
@@ -146,7 +147,10 @@ TEST_P(PublishedNames, AreReadEveryOne) {
   EXPECT_THAT(scales->warnings, IsEmpty());
 }
 
-INSTANTIATE_TEST_SUITE_P(All, PublishedNames, ::testing::ValuesIn(kPublished));
+INSTANTIATE_TEST_SUITE_P(All, PublishedNames, ::testing::ValuesIn(kPublished),
+                         [](const auto& test) {
+                           return cachestore::testing::TestNameOf(test.param.writer);
+                         });
 
 TEST(ScaleNames, EveryRowIsReadInEveryModule) {
   for (const ScaleNaming& row : ScaleNamings()) {
