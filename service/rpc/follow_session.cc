@@ -34,6 +34,7 @@ class FollowSession final : public ReadSession {
     // One chunk of each sequence in turn, of those that have any.
     for (std::size_t i = 0; i < followers_.size(); ++i) {
       const std::size_t sequence = std::exchange(next_, (next_ + 1) % followers_.size());
+      if (followers_[sequence].done()) continue;  // whatever becomes of it now
       KVT_ASSIGN_OR_RETURN(std::optional<SequenceReader> piece,
                            followers_[sequence].Next(context_.read_chunk_bytes));
       if (!piece.has_value()) continue;

@@ -3,6 +3,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <array>
+#include <atomic>
 #include <chrono>
 #include <condition_variable>
 #include <memory>
@@ -27,7 +29,6 @@ using testing::Key;
 using testing::KvData;
 using testing::Message;
 using testing::NaiveSequence;
-using testing::TokenSpan;
 
 constexpr std::int64_t kMemory = 4 << 20;
 constexpr std::int64_t kTokens = 400;
@@ -421,7 +422,8 @@ INSTANTIATE_TEST_SUITE_P(Formats, FollowTest,
                          [](const auto& test) { return testing::TestNameOf(test.param); });
 
 // A writer in one thread and followers that sleep until they are told, in two others: each gets
-// every token of every layer once, in order, and none sleeps for ever.
+// every token of every layer once, in order. Now and then the writer waits until they have all that
+// it sent, which one that has missed its news never has.
 TEST(FollowConcurrency, NoNewsIsLost) {
   kvtier::testing::SeededRandom random;
   testing::TestStore store(kMemory);
@@ -430,7 +432,8 @@ TEST(FollowConcurrency, NoNewsIsLost) {
   const KvData data = kvtier::testing::MakeKvData(spec, kTokens, random);
   const NaiveSequence naive(model, data, kTokens);
   const auto writer = store.OpenWriter("s", model);
-  const auto follow = [&](std::uint64_t seed) {
+  std::array<std::atomic<std::int64_t>, 2> given{};  // tokens of all layers, by follower
+  const auto follow = [&](std::size_t number, std::uint64_t seed) {
     Random own(seed);
     // It may be told once more when it has gone.
     struct News {
@@ -454,7 +457,7 @@ TEST(FollowConcurrency, NoNewsIsLost) {
       if (!piece->has_value()) {
         if (follower->done()) break;
         std::unique_lock lock(news->mutex);
-        ASSERT_TRUE(news->came.wait_for(lock, std::chrono::seconds(60), [&] { return news->some; }))
+        ASSERT_TRUE(news->came.wait_for(lock, std::chrono::seconds(20), [&] { return news->some; }))
             << "it was never told";
         news->some = false;
         continue;
@@ -464,16 +467,24 @@ TEST(FollowConcurrency, NoNewsIsLost) {
       ASSERT_EQ(pins.first_token, expected);
       expected += pins.tokens;
       testing::ReadCheck(**piece, kAsFp32, naive).Run(own);
+      given[number] += pins.tokens;
     }
     EXPECT_THAT(next, ::testing::Each(kTokens));
   };
   std::vector<std::thread> followers;
-  for (int i = 0; i < 2; ++i) followers.emplace_back(follow, random.engine()());
+  for (std::size_t i = 0; i < given.size(); ++i)
+    followers.emplace_back(follow, i, random.engine()());
+  std::int64_t sent = 0;
   for (std::int64_t first = 0; first < kTokens;) {
     const std::int64_t count = std::min(kTokens - first, random.Between(1, 9));
     for (int layer = 0; layer < kLayers; ++layer) {
       Message message(data, writer->shard(), {}, {layer}, {first, count});
       EXPECT_THAT(writer->Append(message.chunk()), IsOk());
+      sent += count;
+      if (!random.OneIn(4)) continue;
+      for (const auto& of_one : given) {
+        while (of_one < sent && !::testing::Test::HasFailure()) std::this_thread::yield();
+      }
     }
     first += count;
   }
