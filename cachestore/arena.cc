@@ -1,6 +1,8 @@
 #include "cachestore/arena.h"
 
+#include <algorithm>
 #include <iterator>
+#include <utility>
 
 #include "cachestore/base/check.h"
 #include "cachestore/model/part_layout.h"
@@ -11,6 +13,12 @@ Allocation::~Allocation() {
   if (arena_ == nullptr) return;
   owner_.Add({-use_, -size_});
   arena_->Free(data_, size_, use_);
+}
+
+void Allocation::GiveTo(MemoryOwner owner) {
+  KVT_CHECK(owner_.model == nullptr && owner_.name_space == nullptr);
+  owner_ = std::move(owner);
+  owner_.Add({use_, size_});
 }
 
 void Allocation::Hold(const MemoryUse& delta) {
@@ -32,16 +40,30 @@ Allocation Arena::Allocate(std::int64_t bytes, const MemoryOwner& owner) {
   const auto fit = free_by_size_.lower_bound({size, 0});
   if (fit == free_by_size_.end()) return {};
   if (owner.name_space != nullptr && !owner.name_space->Take(size)) return {};
-  const auto [piece, offset] = *fit;
-  EraseFree(free_by_offset_.find(offset));
+  Allocation allocation = TakeFrom(free_by_offset_.find(fit->second), size);
+  allocation.owner_ = owner;
+  if (owner.model != nullptr) owner.model->Add({{}, size});
+  return allocation;
+}
+
+Allocation Arena::AllocateLow(std::int64_t bytes) {
+  KVT_CHECK(bytes > 0);
+  const Size size = AlignUp(bytes);
+  MutexLock lock(&mutex_);
+  const auto fit = std::find_if(free_by_offset_.begin(), free_by_offset_.end(),
+                                [size](const auto& free) { return free.second >= size; });
+  return fit == free_by_offset_.end() ? Allocation() : TakeFrom(fit, size);
+}
+
+Allocation Arena::TakeFrom(std::map<Offset, Size>::iterator free, Size size) {
+  const auto [offset, piece] = *free;
+  EraseFree(free);
   if (piece > size) InsertFree(offset + size, piece - size);
   allocated_ += size;
   Allocation allocation;
   allocation.arena_ = this;
-  allocation.owner_ = owner;
   allocation.data_ = slab_ + offset;
   allocation.size_ = size;
-  if (owner.model != nullptr) owner.model->Add({{}, size});
   return allocation;
 }
 

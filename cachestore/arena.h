@@ -36,6 +36,8 @@ class [[nodiscard]] Allocation {
   std::int64_t size() const { return size_; }
   MemoryHeld held() const { return {use_, size_}; }
 
+  // Of nobody's: `owner` has it from now on, if need be past its quota.
+  void GiveTo(MemoryOwner owner);
   // Says what `delta` more bytes of it now hold; what nobody claims is slack.
   void Hold(const MemoryUse& delta);
 
@@ -61,6 +63,9 @@ class Arena {
   // `bytes` is rounded up to kAlignment.
   Allocation Allocate(std::int64_t bytes, const MemoryOwner& owner = {})
       ABSL_LOCKS_EXCLUDED(mutex_);
+  // The same, nobody's, as low as there is room: what is small lies there together, and does not
+  // cut up what is large. Takes time in the number of free pieces.
+  Allocation AllocateLow(std::int64_t bytes) ABSL_LOCKS_EXCLUDED(mutex_);
 
   // Sums to budget() exactly.
   MemoryParts Snapshot() const ABSL_LOCKS_EXCLUDED(mutex_);
@@ -73,6 +78,8 @@ class Arena {
 
   void Free(std::byte* data, std::int64_t bytes, const MemoryUse& use) ABSL_LOCKS_EXCLUDED(mutex_);
   void Account(const MemoryUse& delta) ABSL_LOCKS_EXCLUDED(mutex_);
+  Allocation TakeFrom(std::map<Offset, Size>::iterator free, Size size)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void InsertFree(Offset offset, Size size) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void EraseFree(std::map<Offset, Size>::iterator piece) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 

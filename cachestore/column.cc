@@ -14,6 +14,15 @@ std::uint64_t ContentOf(const HashBlocks& blocks) {
   return content;
 }
 
+MemoryHeld HeldOf(const std::vector<Column::Layer>& layers) {
+  MemoryHeld held;
+  for (const Column::Layer& layer : layers) {
+    for (const auto& part : {layer.k, layer.v})
+      if (part != nullptr) held += part->held();
+  }
+  return held;
+}
+
 }  // namespace
 
 std::shared_ptr<Column> Column::Make(std::shared_ptr<const Column> before, Content content,
@@ -29,17 +38,16 @@ Column::Column(std::shared_ptr<const Column> before, Content content, const Owne
                const SequenceHome& home)
     : before_(std::move(before)),
       page_(before_ == nullptr ? 0 : before_->page_ + 1),
-      layers_(std::move(content.layers)),
       blocks_(std::move(content.blocks)),
       owner_(owner),
       evictor_(home.evictor),
-      node_(owner.name_space->candidates, ContentOf(*blocks_)) {
+      node_(owner.node_place(), this, ContentOf(*blocks_)),
+      layers_(std::move(content.layers)) {
+  MutexLock lock(&mutex_);
+  held_ = HeldOf(layers_);
   for (const Layer& layer : layers_) {
-    for (const auto& part : {layer.k, layer.v}) {
-      if (part == nullptr) continue;
-      held_ += part->held();
-      saturated_ += part->saturated_values();
-    }
+    for (const auto& part : {layer.k, layer.v})
+      if (part != nullptr) saturated_ += part->saturated_values();
   }
   owner_.model->Add({.tokens_held = owner_.model->model().page_tokens});
 }
@@ -48,6 +56,12 @@ Column::~Column() {
   owner_.name_space->index.Remove(AllOf(blocks_), this);
   evictor_.Remove(node_);
   owner_.model->Add({.tokens_held = -owner_.model->model().page_tokens});
+}
+
+void Column::Swap(std::vector<Layer>& layers) const {
+  MutexLock lock(&mutex_);
+  layers_.swap(layers);
+  held_ = HeldOf(layers_);
 }
 
 std::int64_t Column::end_token() const { return (page_ + 1) * owner_.model->model().page_tokens; }

@@ -4,6 +4,8 @@
 #include <memory>
 #include <vector>
 
+#include "absl/base/thread_annotations.h"
+#include "cachestore/base/mutex.h"
 #include "cachestore/eviction/evictor.h"
 #include "cachestore/home.h"
 #include "cachestore/model/hash_blocks.h"
@@ -12,7 +14,8 @@
 namespace kvtier::cachestore {
 
 // One page of every layer, final, behind the pages before it: what sequences that begin alike
-// share. Whoever holds a column holds, by its `before`, all of a prefix. Immutable. Thread-safe.
+// share. Whoever holds a column holds, by its `before`, all of a prefix. Nothing of it changes but
+// the format of its parts, while nobody uses it. Thread-safe.
 class Column : public std::enable_shared_from_this<Column> {
  public:
   struct Layer {
@@ -37,9 +40,18 @@ class Column : public std::enable_shared_from_this<Column> {
   const std::shared_ptr<const Column>& before() const { return before_; }
   std::int64_t page() const { return page_; }
   std::int64_t end_token() const;
-  const Layer& layer(std::size_t index) const { return layers_[index]; }
+  Layer layer(std::size_t index) const ABSL_LOCKS_EXCLUDED(mutex_) {
+    MutexLock lock(&mutex_);
+    return layers_[index];
+  }
+  // `layers` take the place of those that they were made of, which they are then.
+  void Swap(std::vector<Layer>& layers) const ABSL_LOCKS_EXCLUDED(mutex_);
+  const Owner& owner() const { return owner_; }
   const HashBlocks& blocks() const { return *blocks_; }
-  const MemoryHeld& held() const { return held_; }
+  MemoryHeld held() const ABSL_LOCKS_EXCLUDED(mutex_) {
+    MutexLock lock(&mutex_);
+    return held_;
+  }
   std::int64_t saturated_values() const { return saturated_; }
   EvictionNode& node() const { return node_; }
 
@@ -49,13 +61,15 @@ class Column : public std::enable_shared_from_this<Column> {
 
   const std::shared_ptr<const Column> before_;
   const std::int64_t page_;
-  const std::vector<Layer> layers_;
   const HashBlocksPtr blocks_;
   const Owner owner_;
   Evictor& evictor_;
   mutable EvictionNode node_;
-  MemoryHeld held_;
   std::int64_t saturated_ = 0;
+
+  mutable Mutex mutex_;
+  mutable std::vector<Layer> layers_ ABSL_GUARDED_BY(mutex_);
+  mutable MemoryHeld held_ ABSL_GUARDED_BY(mutex_);
 };
 
 // The columns of a sequence from page 0 on. Lets go of the last first: a column whose `before` is

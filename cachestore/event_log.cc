@@ -5,6 +5,22 @@
 
 namespace kvtier::cachestore {
 
+std::int64_t MaxEventBlocks(const HashBlocks& blocks) {
+  constexpr std::int64_t kMost = 256, kKeyBytes = 128, kTokenBytes = 5;
+  const std::int64_t each = kKeyBytes + kTokenBytes * blocks.root->block_tokens;
+  return std::clamp<std::int64_t>(kEventBatchBytes / each, 1, kMost);
+}
+
+std::int64_t BytesOf(const BlockEvent& event) {
+  constexpr std::int64_t kOwn = 256;
+  if (event.blocks == nullptr) return kOwn;
+  std::size_t bytes = event.blocks->keys.size() * sizeof(PrefixKey) +
+                      event.blocks->token_ids.size() * sizeof(std::uint32_t);
+  for (const std::string& hash : event.blocks->hashes) bytes += sizeof hash + hash.size();
+  for (const ExtraKey& extra : event.blocks->extra_keys) bytes += sizeof extra + extra.key.size();
+  return kOwn + static_cast<std::int64_t>(bytes);
+}
+
 std::uint64_t EventLog::last() const {
   MutexLock lock(&mutex_);
   return last_;
@@ -12,10 +28,10 @@ std::uint64_t EventLog::last() const {
 
 void EventLog::Append(BlockEvent event) {
   MutexLock lock(&mutex_);
-  blocks_ += event.blocks->size();
+  bytes_ += BytesOf(event);
   events_.push_back(std::move(event));
   ++last_;
-  for (; blocks_ > max_blocks_; events_.pop_front()) blocks_ -= events_.front().blocks->size();
+  for (; bytes_ > max_bytes_; events_.pop_front()) bytes_ -= BytesOf(events_.front());
   for (const auto& waiter : std::exchange(waiters_, {})) {
     if (const auto call = waiter.lock()) (*call)();
   }
@@ -26,14 +42,19 @@ std::optional<std::vector<BlockEvent>> EventLog::After(
   MutexLock lock(&mutex_);
   if (number > last_ || last_ - number > events_.size()) return std::nullopt;
   if (number == last_) {
+    // It may look many times before something comes.
+    std::erase_if(waiters_, [&](const auto& other) {
+      const auto alive = other.lock();
+      return alive == nullptr || alive == waiter;
+    });
     waiters_.push_back(waiter);
     return std::vector<BlockEvent>();
   }
   std::vector<BlockEvent> after;
-  std::int64_t blocks = 0;
+  std::int64_t bytes = 0;
   for (auto event = events_.end() - static_cast<std::ptrdiff_t>(last_ - number);
-       event != events_.end() && blocks < kMaxEventBlocks; ++event) {
-    blocks += event->blocks->size();
+       event != events_.end() && bytes < kEventBatchBytes; ++event) {
+    bytes += BytesOf(*event);
     after.push_back(*event);
   }
   return after;

@@ -20,15 +20,20 @@ struct BlockEvent {
   HashBlocksPtr blocks;  // of kRemoved the keys alone; null of kAllCleared
 };
 
-// What an event is split at, so that one fits a message.
-inline constexpr std::int64_t kMaxEventBlocks = 256;
+// Of blocks of a prompt, how many one event may have: no more than some hundred KiB, so that a few
+// events fit a message.
+std::int64_t MaxEventBlocks(const HashBlocks& blocks);
+// What an event takes here, and about what it takes on the way.
+std::int64_t BytesOf(const BlockEvent& event);
+// What is given at once, and no more than one event more.
+inline constexpr std::int64_t kEventBatchBytes = 256 << 10;
 
-// The newest events of a namespace, numbered one by one. Thread-safe; its lock is the last to be
-// taken.
+// The newest events of a namespace, numbered one by one. Thread-safe; under its lock only what its
+// waiters take is taken.
 class EventLog {
  public:
-  // `id` tells it from every other. `max_blocks` are kept, for those who come back.
-  EventLog(std::uint64_t id, std::int64_t max_blocks) : id_(id), max_blocks_(max_blocks) {}
+  // `id` tells it from every other. Of events, `max_bytes` are kept, for those who come back.
+  EventLog(std::uint64_t id, std::int64_t max_bytes) : id_(id), max_bytes_(max_bytes) {}
 
   std::uint64_t id() const { return id_; }
   // The last number that was given; the first event has 2, so that even an empty log has one.
@@ -38,7 +43,7 @@ class EventLog {
 
   // Is called under locks: it may take note, and nothing else.
   using Waiter = std::function<void()>;
-  // What came after `number`, not much more than kMaxEventBlocks of it. Where that is nothing,
+  // What came after `number`, kEventBatchBytes of it. Where that is nothing,
   // `waiter` is called once as soon as something comes, if it is still there. nullopt where some of
   // it is no longer kept, or no event has had that number.
   std::optional<std::vector<BlockEvent>> After(std::uint64_t number,
@@ -47,12 +52,12 @@ class EventLog {
 
  private:
   const std::uint64_t id_;
-  const std::int64_t max_blocks_;
+  const std::int64_t max_bytes_;
 
   mutable Mutex mutex_;
   std::deque<BlockEvent> events_ ABSL_GUARDED_BY(mutex_);  // the last has number last_
   std::uint64_t last_ ABSL_GUARDED_BY(mutex_) = 1;
-  std::int64_t blocks_ ABSL_GUARDED_BY(mutex_) = 0;  // of events_
+  std::int64_t bytes_ ABSL_GUARDED_BY(mutex_) = 0;  // of events_
   std::vector<std::weak_ptr<const Waiter>> waiters_ ABSL_GUARDED_BY(mutex_);
 };
 

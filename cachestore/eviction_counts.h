@@ -3,6 +3,8 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <map>
+#include <string>
 
 #include "absl/base/thread_annotations.h"
 #include "cachestore/base/mutex.h"
@@ -40,6 +42,23 @@ class EvictionCounter {
  private:
   mutable Mutex mutex_;
   EvictionCounts counts_ ABSL_GUARDED_BY(mutex_){};
+};
+
+// How many page columns were stored as a rung of the ladder, by its format. Thread-safe.
+class LoweredCounter {
+ public:
+  void Add(const std::string& format, std::int64_t columns) ABSL_LOCKS_EXCLUDED(mutex_) {
+    MutexLock lock(&mutex_);
+    counts_[format] += columns;
+  }
+  std::map<std::string, std::int64_t> counts() const ABSL_LOCKS_EXCLUDED(mutex_) {
+    MutexLock lock(&mutex_);
+    return counts_;
+  }
+
+ private:
+  mutable Mutex mutex_;
+  std::map<std::string, std::int64_t> counts_ ABSL_GUARDED_BY(mutex_);
 };
 
 }  // namespace kvtier::cachestore

@@ -22,6 +22,9 @@ struct Owner {
   std::shared_ptr<ModelEntry> model;
   std::shared_ptr<Namespace> name_space;
 
+  EvictionNode::Place node_place() const {
+    return {name_space->candidates, static_cast<int>(model->rungs().size())};
+  }
   MemoryOwner memory() const { return {&model->memory(), name_space->memory}; }
 };
 

@@ -28,6 +28,13 @@ absl::StatusOr<LayerTensor::Cut> LayerTensor::PlanCut(
                     token, unit, before, before + unit));
   }
   cut.copies = cut.page != nullptr;
+  if (cut.copies && &cut.page->model() != model_ && cuts_codes) {
+    const std::int64_t before = token / page_tokens * page_tokens;
+    return Error(Reason::kGroupBound,
+                 fmt::format("tokens is {}, inside a page that was stored in fewer bits when room "
+                             "was needed; {} and {} are its bounds",
+                             token, before, before + page_tokens));
+  }
   const std::int64_t page = token / page_tokens;
   if (cut.copies || !cuts_codes || token % page_tokens == 0 || page < first_page_) return cut;
   cut.page = parts_[static_cast<std::size_t>(page - first_page_)];

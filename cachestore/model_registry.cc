@@ -54,7 +54,8 @@ std::vector<std::vector<HeadMagnitudes>> ModelEntry::observed() const {
   return observed_;
 }
 
-absl::StatusOr<std::shared_ptr<ModelEntry>> ModelRegistry::Add(std::shared_ptr<const Model> model) {
+absl::StatusOr<std::shared_ptr<ModelEntry>> ModelRegistry::Add(std::shared_ptr<const Model> model,
+                                                               Rungs rungs) {
   MutexLock lock(&mutex_);
   if (const auto found = entries_.find(model->id); found != entries_.end()) return found->second;
   if (static_cast<int>(entries_.size()) >= max_models_) {
@@ -63,7 +64,8 @@ absl::StatusOr<std::shared_ptr<ModelEntry>> ModelRegistry::Add(std::shared_ptr<c
                              entries_.size(), max_models_));
   }
   const std::string id = model->id;
-  return entries_.emplace(id, std::make_shared<ModelEntry>(std::move(model))).first->second;
+  return entries_.emplace(id, std::make_shared<ModelEntry>(std::move(model), std::move(rungs)))
+      .first->second;
 }
 
 absl::StatusOr<std::shared_ptr<ModelEntry>> ModelRegistry::Find(const std::string& id) const {

@@ -12,6 +12,7 @@
 #include "cachestore/memory_account.h"
 #include "cachestore/model/memory_parts.h"
 #include "cachestore/model/model.h"
+#include "cachestore/model/rungs.h"
 
 namespace kvtier::cachestore {
 
@@ -50,9 +51,11 @@ struct HeadObservation {
 // start, which outlive the sequences they came with. Thread-safe.
 class ModelEntry {
  public:
-  explicit ModelEntry(std::shared_ptr<const Model> model) : model_(std::move(model)) {}
+  explicit ModelEntry(std::shared_ptr<const Model> model, Rungs rungs = {})
+      : model_(std::move(model)), rungs_(std::move(rungs)) {}
 
   const Model& model() const { return *model_; }
+  const Rungs& rungs() const { return rungs_; }
   // All but `held`.
   void Add(const ModelTotals& delta) ABSL_LOCKS_EXCLUDED(mutex_);
   ModelTotals totals() const ABSL_LOCKS_EXCLUDED(mutex_);
@@ -65,6 +68,7 @@ class ModelEntry {
 
  private:
   const std::shared_ptr<const Model> model_;
+  const Rungs rungs_;
   MemoryAccount memory_;
   mutable Mutex mutex_;
   ModelTotals totals_ ABSL_GUARDED_BY(mutex_);
@@ -78,8 +82,8 @@ class ModelRegistry {
   explicit ModelRegistry(int max_models) : max_models_(max_models) {}
 
   // Adds a model, or gives the entry that is there for its id. RESOURCE_EXHAUSTED past max_models.
-  absl::StatusOr<std::shared_ptr<ModelEntry>> Add(std::shared_ptr<const Model> model)
-      ABSL_LOCKS_EXCLUDED(mutex_);
+  absl::StatusOr<std::shared_ptr<ModelEntry>> Add(std::shared_ptr<const Model> model,
+                                                  Rungs rungs = {}) ABSL_LOCKS_EXCLUDED(mutex_);
   absl::StatusOr<std::shared_ptr<ModelEntry>> Find(const std::string& id) const
       ABSL_LOCKS_EXCLUDED(mutex_);
   std::vector<std::shared_ptr<ModelEntry>> All() const ABSL_LOCKS_EXCLUDED(mutex_);

@@ -35,15 +35,19 @@ class Part {
   float ScaleOf(int head) const {
     return model_.scales.empty() ? 0.0f : model_.scales[static_cast<std::size_t>(head)];
   }
+  // What codes count in: 1 where the format takes no scale known beforehand.
+  float CodeScaleOf(int head) const { return model_.scales.empty() ? 1.0f : ScaleOf(head); }
   const std::byte* data() const { return memory_.data(); }
   std::byte* UnitAt(int head, std::int64_t token) const {
     return memory_.data() + layout().UnitOffset(head, token);
   }
   std::byte* SliceAt(int head) const { return memory_.data() + layout().SliceOffset(head); }
+  const TensorModel& model() const { return model_; }
   const PartLayout& layout() const { return model_.layout; }
   bool final() const { return final_; }
   std::int64_t bytes() const { return memory_.size(); }
   MemoryHeld held() const { return memory_.held(); }
+  void GiveTo(MemoryOwner owner) { memory_.GiveTo(std::move(owner)); }
   std::int64_t saturated_values() const { return static_cast<std::int64_t>(header_.saturated); }
 
   // Counts a head's values that saturated in this part; filled by the device. While it is filling.

@@ -16,14 +16,17 @@ namespace {
 class Changes {
  public:
   Changes(BlockEvent::Kind kind, const BlockRange& range, std::shared_ptr<EventLog> log)
-      : kind_(kind), log_(std::move(log)), run_{range.blocks, range.begin, range.begin} {}
+      : kind_(kind),
+        log_(std::move(log)),
+        most_(MaxEventBlocks(*range.blocks)),
+        run_{range.blocks, range.begin, range.begin} {}
   ~Changes() { Flush(); }
   Changes(const Changes&) = delete;
   Changes& operator=(const Changes&) = delete;
 
   void Add(std::int64_t index) {
     if (log_ == nullptr) return;
-    if (index != run_.end || run_.size() == kMaxEventBlocks) {
+    if (index != run_.end || run_.size() == most_) {
       Flush();
       run_.begin = index;
     }
@@ -38,6 +41,7 @@ class Changes {
 
   const BlockEvent::Kind kind_;
   const std::shared_ptr<EventLog> log_;
+  const std::int64_t most_;  // blocks
   BlockRange run_;
 };
 
@@ -161,7 +165,7 @@ PrefixIndex::Listing PrefixIndex::List() const {
   for (BlockRange& block : blocks) {
     BlockRange* const last = ranges == 0 ? nullptr : &blocks[ranges - 1];
     if (last != nullptr && last->blocks == block.blocks && last->end == block.begin &&
-        last->size() < kMaxEventBlocks) {
+        last->size() < MaxEventBlocks(*block.blocks)) {
       last->end = block.end;
     } else if (&block != &blocks[ranges++]) {
       blocks[ranges - 1] = std::move(block);

@@ -48,7 +48,7 @@ class PrefixIndex {
   std::shared_ptr<EventLog> log() const ABSL_LOCKS_EXCLUDED(mutex_);
   void SetLog(const std::shared_ptr<EventLog>& log) ABSL_LOCKS_EXCLUDED(mutex_);
   // All that is held, as of an event of the log, which must be alive: each block after the one
-  // before it, in ranges of at most kMaxEventBlocks.
+  // before it, in ranges of at most MaxEventBlocks.
   struct Listing {
     std::uint64_t number = 0;
     std::vector<BlockRange> ranges;

@@ -17,7 +17,7 @@ Sequence::Sequence(SequenceKey key, Owner owner, const SequenceHome& home, absl:
       home_(home),
       counts_(!start.for_reader),
       begun_pages_(start.path.pages()),
-      end_(owner_.name_space->candidates, this),
+      end_(owner_.node_place(), this),
       state_(start.for_reader ? SequenceState::kSealed : SequenceState::kOpen),
       path_(std::move(start.path)),
       writers_(owner_.model->model()),
@@ -235,7 +235,7 @@ TensorPins Sequence::PinTensor(const LayerTensor& tensor, std::size_t layer, con
   TensorPins pins{.model = &tensor.model(), .first_page = range.first_token / page_tokens};
   const std::int64_t end_page = std::min(AlignUp(end, page_tokens) / page_tokens, path_.pages());
   for (std::int64_t page = pins.first_page; page < end_page; ++page) {
-    const Column::Layer& column = path_[page].layer(layer);
+    const Column::Layer column = path_[page].layer(layer);
     pins.parts.push_back({.part = tensor.side() == Side::kK ? column.k : column.v, .final = true});
   }
   tensor.Pin(end, layers_[layer].received, pins);
@@ -252,12 +252,18 @@ SequenceDescription Sequence::Describe(bool with_layers) const {
       .evicted_tokens = std::max<std::int64_t>(0, sealed_tokens_ - Committed()),
       .held = Held(),
       .saturated_values = Saturated(),
-      .layers = {}};
+      .layers = {},
+      .lowered_pages = {}};
   description.held += path_.held();
   const std::int64_t shared = SharedPages();
   for (std::int64_t page = 0; page < shared; ++page)
     description.saturated_values += path_[page].saturated_values();
   if (!with_layers) return description;
+  description.lowered_pages.resize(owner_.model->rungs().size());
+  for (std::int64_t page = 0; page < path_.pages(); ++page) {
+    const int rung = home_.evictor.RungOf(path_[page].node());
+    if (rung > 0) ++description.lowered_pages[static_cast<std::size_t>(rung - 1)];
+  }
   for (std::size_t i = 0; i < layers_.size(); ++i) {
     const LayerState& layer = layers_[i];
     LayerDescription& out = description.layers.emplace_back();

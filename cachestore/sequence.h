@@ -60,6 +60,8 @@ struct SequenceDescription {
   MemoryHeld held;
   std::int64_t saturated_values = 0;
   std::vector<LayerDescription> layers;  // only where asked for
+  // Page columns by how often they were lowered, from once on; only where layers are asked for.
+  std::vector<std::int64_t> lowered_pages;
 };
 
 // What a read asks of one sequence, already resolved against the model.
@@ -322,6 +324,7 @@ class Sequence : public std::enable_shared_from_this<Sequence> {
   std::int64_t holds_ ABSL_GUARDED_BY(mutex_) = 0;
   std::int64_t held_tokens_ ABSL_GUARDED_BY(mutex_) = 0;  // the most that a hold was taken on
   std::int64_t soft_pins_ ABSL_GUARDED_BY(mutex_) = 0;
+  std::int64_t hard_pins_ ABSL_GUARDED_BY(mutex_) = 0;
   std::int64_t sealed_tokens_ ABSL_GUARDED_BY(mutex_) = 0;  // when it was sealed
   std::int64_t lost_tokens_ ABSL_GUARDED_BY(mutex_) = 0;    // of which LoseEvicted has yet to tell
   ModelTotals reported_ ABSL_GUARDED_BY(mutex_);            // last time, of this sequence

@@ -36,7 +36,10 @@ absl::StatusOr<std::int64_t> Sequence::Hold(std::int64_t tokens) {
 absl::StatusOr<std::int64_t> Sequence::AddPin(PinKind kind, std::int64_t tokens) {
   MutexLock lock(&mutex_);
   KVT_ASSIGN_OR_RETURN(tokens, Keep(tokens));
-  if (kind == PinKind::kHard) return tokens;
+  if (kind == PinKind::kHard) {
+    ++hard_pins_;
+    return tokens;
+  }
   if (++soft_pins_ == 1) home_.evictor.SetPinned(end_, true);
   home_.evictor.Unguard(end_, Evictor::Use::kNone);
   return tokens;
@@ -44,9 +47,12 @@ absl::StatusOr<std::int64_t> Sequence::AddPin(PinKind kind, std::int64_t tokens)
 
 void Sequence::RemovePin(PinKind kind) {
   MutexLock lock(&mutex_);
-  if (kind == PinKind::kSoft && --soft_pins_ == 0) home_.evictor.SetPinned(end_, false);
-  if (kind == PinKind::kHard && state_ != SequenceState::kGone)
-    home_.evictor.Unguard(end_, Evictor::Use::kNone);
+  if (kind == PinKind::kSoft) {
+    if (--soft_pins_ == 0) home_.evictor.SetPinned(end_, false);
+    return;
+  }
+  --hard_pins_;
+  if (state_ != SequenceState::kGone) home_.evictor.Unguard(end_, Evictor::Use::kNone);
 }
 
 void Sequence::Unhold() {
@@ -85,7 +91,7 @@ Sequence::Loss Sequence::LoseEvicted() {
   if (evicted) CutEvicted();
   loss.tokens = std::exchange(lost_tokens_, 0);  // some by who found it before us
   const bool own = path_.pages() > begun_pages_ || Committed() > PathTokens();
-  loss.gone = !own && holds_ == 0 && (evicted || loss.tokens > 0);
+  loss.gone = !own && holds_ == 0 && hard_pins_ == 0 && (evicted || loss.tokens > 0);
   Report(0);
   if (loss.gone) DropLocked(EvictedFrom(Committed()), notices);
   return loss;

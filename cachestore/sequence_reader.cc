@@ -158,6 +158,15 @@ absl::Status SequenceReader::CheckBounds() const {
       if (side == Side::kV && layers_[i].v_dim == 0) continue;
       const auto name =
           fmt::format("{} of layer {}", side == Side::kK ? "k" : "v", layers_[i].layer);
+      const TensorPins& pins = pinned(i, side);
+      for (const TensorPins::PinnedPart& part : pins.parts) {
+        if (&part.part->model() == pins.model) continue;
+        return Error(
+            Reason::kFormatRefused,
+            fmt::format("as is STORED; pages of {} were stored in fewer bits when room was "
+                        "needed: read values",
+                        name));
+      }
       for (const std::int64_t token : {pins_.first_token, pins_.first_token + pins_.tokens}) {
         KVT_RETURN_IF_ERROR(
             CheckGroupBound(pinned(i, side), heads(i), token, pins_.end_token, name));
@@ -380,11 +389,11 @@ void SequenceReader::QueueRows(const TensorPins& tensor, int head, kernels::Deco
     if (token < codes) {
       const std::int64_t page = token / layout.page_tokens;
       until = std::min({end, codes, (page + 1) * layout.page_tokens});
-      run.codec = layout.codec;
-      run.scale = tensor.model->scales.empty()
-                      ? 1.0f
-                      : tensor.model->scales[static_cast<std::size_t>(head)];
-      run.in = tensor.parts[static_cast<std::size_t>(page - tensor.first_page)].part->SliceAt(head);
+      // Under pressure it may have been stored as another format than its model's.
+      const Part& part = *tensor.parts[static_cast<std::size_t>(page - tensor.first_page)].part;
+      run.codec = part.layout().codec;
+      run.scale = part.CodeScaleOf(head);
+      run.in = part.SliceAt(head);
       run.first_token = token - page * layout.page_tokens;
     } else {
       until =

@@ -16,7 +16,7 @@ std::shared_ptr<const Part> Sequence::ColumnPart(std::int64_t token, std::size_t
   const int page_tokens = owner_.model->model().page_tokens;
   const std::int64_t page = token / page_tokens;
   if (page >= path_.pages() || token % page_tokens == 0) return nullptr;
-  const Column::Layer& column = path_[page].layer(layer);
+  const Column::Layer column = path_[page].layer(layer);
   return side == Side::kK ? column.k : column.v;
 }
 

@@ -40,6 +40,10 @@ auto Store::WithRoom(const std::shared_ptr<Namespace>& name_space, F f) {
     const bool lacks_room = quota || reason == ReasonName(Reason::kBudget);
     // What would not fit into all of it costs nobody anything.
     if (!lacks_room || needed > most || round == kMostRounds) return result;
+    if (LowerFor(quota ? name_space.get() : nullptr, needed)) {
+      --round;  // there are only so many steps to take
+      continue;
+    }
     // Twice as much each time: pieces may not fit where their sum does, and others take some of it.
     wanted = std::min(most, std::max(needed, 2 * wanted));
     if (!MakeRoom(quota ? name_space.get() : nullptr, wanted)) return result;
@@ -75,8 +79,9 @@ Store::Store(const StoreOptions& options, std::byte* slab, Device& device, const
               {options.max_leases, "leases", "max_leases", Reason::kTooManyLeases}, clock),
       pins_(options.first_grant_id, {options.max_pins, "pins", "max_pins", Reason::kTooManyPins},
             clock),
-      subscribers_(options.first_grant_id, {options.max_subscriptions, options.event_blocks},
-                   clock) {}
+      subscribers_(options.first_grant_id, {options.max_subscriptions, options.event_log}, clock) {
+  for (const std::string& format : options.ladder) lowered_.Add(format, 0);
+}
 
 absl::StatusOr<std::shared_ptr<ModelEntry>> Store::RegisterModel(ModelRequest request) {
   KVT_ASSIGN_OR_RETURN(std::shared_ptr<const Model> model,
@@ -86,7 +91,10 @@ absl::StatusOr<std::shared_ptr<ModelEntry>> Store::RegisterModel(ModelRequest re
                  fmt::format("memory is {} bytes; one page of every layer of \"{}\" as {} takes {}",
                              budget(), model->request.spec.name, model->format, least));
   }
-  return models_.Add(std::move(model));
+  Rungs rungs = RungsOf(*model, options_.ladder);
+  auto entry = models_.Add(std::move(model), std::move(rungs));
+  KeepHeadroom();
+  return entry;
 }
 
 absl::StatusOr<std::unique_ptr<Writer>> Store::OpenWriter(WriterRequest request) {

@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -10,6 +11,7 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/container/btree_set.h"
 #include "absl/container/flat_hash_map.h"
+#include "absl/functional/function_ref.h"
 #include "absl/status/statusor.h"
 #include "cachestore/arena.h"
 #include "cachestore/base/clock.h"
@@ -45,7 +47,7 @@ struct StoreOptions {
   absl::Duration max_pin = absl::Hours(24);
   std::uint64_t first_grant_id = 1;  // of leases and pins, and of event logs
   std::int64_t max_subscriptions = 64;
-  std::int64_t event_blocks = 65'536;  // whose events are kept, of a namespace, for a replay
+  std::int64_t event_log = 16 << 20;  // bytes of events that are kept, of a namespace
 
   EvictionPolicyName eviction = EvictionPolicyName::kLru;
   // Once more than `evict_above` percent of the budget is taken, it is brought down to
@@ -54,6 +56,8 @@ struct StoreOptions {
   int evict_until = 100;
   absl::Duration idle_ttl = absl::InfiniteDuration();  // what nobody used for so long goes
   std::int64_t default_quota = kNoQuota;  // in bytes, of a namespace that has none of its own
+  // What pages are stored as under Pressure::kLadder, one format after the other.
+  std::vector<std::string> ladder = {"fp8_e4m3(scale=page)", "k4v2", "kivi2"};
 };
 
 // What a namespace may have and has, in bytes.
@@ -233,7 +237,13 @@ class Store {
   std::int64_t subscriptions() const { return subscribers_.size(); }
   EvictionCounts evictions() const { return evictions_.counts(); }
 
-  MemoryParts memory() const { return arena_.Snapshot(); }
+  // What gives way first in `name_space`. Pages that were lowered stay so.
+  absl::Status SetPressure(const std::string& name_space, Pressure pressure);
+  Pressure GetPressure(const std::string& name_space);
+  // Page columns that were lowered, by the format that they got.
+  std::map<std::string, std::int64_t> lowered() const { return lowered_.counts(); }
+
+  MemoryParts memory() const ABSL_LOCKS_EXCLUDED(headroom_mutex_);
   std::int64_t budget() const { return arena_.budget(); }
   const StoreOptions& options() const { return options_; }
 
@@ -284,6 +294,32 @@ class Store {
   // that is what lacks. False where nothing was left to evict and it is no better than before.
   bool MakeRoom(Namespace* name_space, std::int64_t bytes) ABSL_LOCKS_EXCLUDED(room_mutex_);
   void EvictToWatermark() ABSL_LOCKS_EXCLUDED(room_mutex_);
+  // Stores the next column, of one namespace's or of all, in fewer bits. False where there is none,
+  // or no room for the step.
+  bool LowerOne(Namespace* of) ABSL_LOCKS_EXCLUDED(room_mutex_, lower_mutex_);
+  // At least one, until `bytes` are free, or left of the namespace's quota. Whether there was one.
+  bool LowerFor(Namespace* of, std::int64_t bytes) ABSL_LOCKS_EXCLUDED(room_mutex_, lower_mutex_);
+  // A column's parts as a rung stores them, and those among them that were made for it, which are
+  // nobody's yet.
+  struct Lowered {
+    std::vector<Column::Layer> layers;
+    std::vector<std::shared_ptr<Part>> made;
+  };
+  absl::StatusOr<Lowered> Lower(const Column& column, const Model& rung)
+      ABSL_LOCKS_EXCLUDED(headroom_mutex_);
+  absl::StatusOr<std::vector<Allocation>> TakeForLowering(absl::Span<const std::int64_t> sizes)
+      ABSL_LOCKS_EXCLUDED(headroom_mutex_);
+  // As much as a step takes is set aside, if it can be had, as long as a namespace takes the
+  // ladder: a step is taken when all else is full.
+  void KeepHeadroom() ABSL_LOCKS_EXCLUDED(headroom_mutex_);
+  // Whether there was any.
+  bool DropHeadroom() ABSL_LOCKS_EXCLUDED(headroom_mutex_);
+  // Lowers a column, or evicts something, if there is not enough by then. False where nothing is
+  // left.
+  bool FreeSome(Namespace* of, EvictionReason reason, absl::FunctionRef<bool()> enough)
+      ABSL_LOCKS_EXCLUDED(room_mutex_, lower_mutex_);
+  // What is free, or left of a namespace's quota.
+  std::int64_t Left(const Namespace* name_space) const;
   std::int64_t Held() const { return budget() - memory().free; }
   // Evicts the next, and lets it go. Whether there was one.
   bool EvictOne(Namespace* of, EvictionReason reason) ABSL_EXCLUSIVE_LOCKS_REQUIRED(room_mutex_);
@@ -304,6 +340,7 @@ class Store {
   NamespaceTable namespaces_;
   Evictor evictor_;
   EvictionCounter evictions_;
+  LoweredCounter lowered_;
   GrantTable<Lease> leases_;
   GrantTable<Pin> pins_;
   Subscribers subscribers_;
@@ -311,6 +348,10 @@ class Store {
   // Who makes room; before a sequence's lock. One at a time, so that what one has evicted has been
   // let go when the next looks for room.
   Mutex room_mutex_;
+  // Who lowers a column; before a sequence's lock.
+  Mutex lower_mutex_;
+  mutable Mutex headroom_mutex_;
+  std::vector<Allocation> headroom_ ABSL_GUARDED_BY(headroom_mutex_);
 
   mutable Mutex mutex_;
   absl::flat_hash_map<SequenceKey, std::shared_ptr<Sequence>> sequences_ ABSL_GUARDED_BY(mutex_);

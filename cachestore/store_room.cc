@@ -23,24 +23,30 @@ bool Store::EvictOne(Namespace* of, EvictionReason reason) {
   return victim.has_value();
 }
 
+std::int64_t Store::Left(const Namespace* name_space) const {
+  if (name_space == nullptr) return memory().free;
+  return name_space->memory->quota() - name_space->memory->held().allocated;
+}
+
 bool Store::MakeRoom(Namespace* name_space, std::int64_t bytes) {
-  const bool quota = name_space != nullptr;
+  const auto reason = name_space != nullptr ? EvictionReason::kQuota : EvictionReason::kMemory;
+  const auto enough = [&] { return bytes <= Left(name_space); };
+  bool better = false;
+  while (!enough() && FreeSome(name_space, reason, enough)) better = true;
+  return enough() || better || DropHeadroom();
+}
+
+bool Store::FreeSome(Namespace* of, EvictionReason reason, absl::FunctionRef<bool()> enough) {
+  if (LowerOne(of)) return true;
   MutexLock lock(&room_mutex_);
-  for (bool better = false;; better = true) {
-    const std::int64_t left =
-        quota ? name_space->memory->quota() - name_space->memory->held().allocated : memory().free;
-    if (bytes <= left) return true;  // perhaps somebody else's doing
-    if (!EvictOne(name_space, quota ? EvictionReason::kQuota : EvictionReason::kMemory))
-      return better;
-  }
+  return enough() || EvictOne(of, reason);  // perhaps somebody else made room meanwhile
 }
 
 void Store::EvictToWatermark() {
   const auto percent = [&](int of) { return budget() / 100 * of + budget() % 100 * of / 100; };
   if (Held() <= percent(options_.evict_above)) return;
-  MutexLock lock(&room_mutex_);
-  while (Held() > percent(options_.evict_until)) {
-    if (!EvictOne(nullptr, EvictionReason::kMemory)) return;
+  const auto enough = [&] { return Held() <= percent(options_.evict_until); };
+  while (!enough() && FreeSome(nullptr, EvictionReason::kMemory, enough)) {
   }
 }
 
@@ -64,11 +70,15 @@ absl::StatusOr<QuotaStanding> Store::SetQuota(const std::string& name_space, std
   const auto standing = [&] {
     return QuotaStanding{changed->memory->quota(), changed->memory->held().allocated};
   };
-  MutexLock lock(&room_mutex_);
-  while (standing().held > standing().quota) {
-    if (!EvictOne(changed.get(), EvictionReason::kQuota)) break;
+  const auto enough = [&] { return standing().held <= standing().quota; };
+  while (!enough() && FreeSome(changed.get(), EvictionReason::kQuota, enough)) {
   }
   return standing();
+}
+
+Pressure Store::GetPressure(const std::string& name_space) {
+  const std::shared_ptr<Namespace> asked = namespaces_.Get(name_space);
+  return evictor_.lowers(asked->candidates) ? Pressure::kLadder : Pressure::kEvict;
 }
 
 QuotaStanding Store::GetQuota(const std::string& name_space) {

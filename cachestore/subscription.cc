@@ -26,10 +26,10 @@ EventBatch Subscription::Next() {
     return StartListing();
   }
   EventBatch batch{{log_->id(), 0}, {}};
-  for (std::int64_t blocks = 0; !listing_.empty() && blocks < kMaxEventBlocks;
+  for (std::int64_t bytes = 0; !listing_.empty() && bytes < kEventBatchBytes;
        listing_.pop_front()) {
-    blocks += listing_.front().size();
     batch.events.push_back({BlockEvent::Kind::kStored, CopyOf(listing_.front())});
+    bytes += BytesOf(batch.events.back());
   }
   if (listing_.empty()) batch.position.number = number_;
   return batch;
@@ -53,7 +53,7 @@ absl::StatusOr<std::unique_ptr<Subscription>> Subscribers::Add(
   }
   std::shared_ptr<EventLog> log = name_space->index.log();
   if (log == nullptr) {
-    log = std::make_shared<EventLog>(next_log_id_++, limits_.event_blocks);
+    log = std::make_shared<EventLog>(next_log_id_++, limits_.log_bytes);
     name_space->index.SetLog(log);
   }
   std::unique_ptr<Subscription> subscription(
@@ -72,6 +72,7 @@ std::int64_t Subscribers::size() const {
 void Subscribers::Leave(const Subscription& subscription) {
   MutexLock lock(&mutex_);
   --size_;
+  std::erase_if(left_, [&](const Left& left) { return left.log == subscription.log_; });
   left_.push_back({clock_.Now(), subscription.name_space_, subscription.log_});
   if (std::ssize(left_) > limits_.subscriptions) left_.pop_front();
 }

@@ -69,7 +69,7 @@ class Subscribers {
  public:
   struct Limits {
     std::int64_t subscriptions = 0;
-    std::int64_t event_blocks = 0;  // kept of each namespace
+    std::int64_t log_bytes = 0;  // of each namespace
   };
   Subscribers(std::uint64_t first_log_id, const Limits& limits, const Clock& clock)
       : limits_(limits), clock_(clock), next_log_id_(first_log_id) {}

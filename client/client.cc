@@ -170,6 +170,10 @@ absl::StatusOr<v1::ForkResponse> Client::Fork(const v1::ForkRequest& request) {
   return impl_->Call(&v1::KvTierService::Stub::Fork, request);
 }
 
+absl::StatusOr<v1::SetPressureResponse> Client::SetPressure(const v1::SetPressureRequest& request) {
+  return impl_->Call(&v1::KvTierService::Stub::SetPressure, request);
+}
+
 absl::StatusOr<v1::SealResponse> Client::Seal(const v1::SealRequest& request) {
   return impl_->Call(&v1::KvTierService::Stub::Seal, request);
 }

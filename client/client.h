@@ -79,6 +79,7 @@ class Client {
   absl::StatusOr<v1::TruncateResponse> Truncate(const v1::TruncateRequest& request);
   absl::StatusOr<v1::GetQuotaResponse> GetQuota(const v1::GetQuotaRequest& request);
   absl::StatusOr<v1::SetQuotaResponse> SetQuota(const v1::SetQuotaRequest& request);
+  absl::StatusOr<v1::SetPressureResponse> SetPressure(const v1::SetPressureRequest& request);
   absl::StatusOr<v1::SealResponse> Seal(const v1::SealRequest& request);
   absl::StatusOr<v1::AbortResponse> Abort(const v1::AbortRequest& request);
   absl::StatusOr<v1::RemoveResponse> Remove(const v1::RemoveRequest& request);

@@ -127,12 +127,13 @@ int Serve(const Config& config) {
                                           .max_pin = config.max_pin,
                                           .first_grant_id = FirstGrantId(),
                                           .max_subscriptions = config.max_subscriptions,
-                                          .event_blocks = config.event_blocks,
+                                          .event_log = config.event_log,
                                           .eviction = EvictionOf(config.eviction),
                                           .evict_above = config.evict_above,
                                           .evict_until = config.evict_until,
                                           .idle_ttl = OrNever(config.idle_ttl),
-                                          .default_quota = OrNone(config.default_quota)},
+                                          .default_quota = OrNone(config.default_quota),
+                                          .ladder = config.ladder},
                                          device, clock);
   if (!store.ok()) return Fail(store.status());
 

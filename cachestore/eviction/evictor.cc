@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "cachestore/base/check.h"
+#include "cachestore/column.h"
 #include "cachestore/sequence.h"
 
 namespace kvtier::cachestore {
@@ -169,6 +170,8 @@ void Evictor::AddCandidate(EvictionNode& node) {
   candidates_.emplace(candidate.id, &node);
   for (EvictionQueue* queue : {&all_, &node.queue_}) queue->tier(node.pinned_).Add(candidate);
   if (for_idle_ && !node.pinned_) by_access_.emplace(candidate.last_access, candidate.id);
+  node.all_at_ = 0;
+  ListToLower(node);
 }
 
 void Evictor::RemoveCandidate(EvictionNode& node) {
@@ -176,6 +179,87 @@ void Evictor::RemoveCandidate(EvictionNode& node) {
   candidates_.erase(candidate.id);
   for (EvictionQueue* queue : {&all_, &node.queue_}) queue->tier(node.pinned_).Remove(candidate);
   if (for_idle_ && !node.pinned_) by_access_.erase({candidate.last_access, candidate.id});
+  UnlistToLower(node);
+}
+
+void Evictor::ListToLower(EvictionNode& node) {
+  if (!node.queue_.lowers() || node.pinned_ || node.all_at_ >= node.rungs_) return;
+  for (EvictionQueue* queue : {&all_, &node.queue_})
+    queue->to_lower().emplace(node.all_at_, node.candidate_.last_access, node.candidate_.id);
+}
+
+void Evictor::UnlistToLower(EvictionNode& node) {
+  for (EvictionQueue* queue : {&all_, &node.queue_})
+    queue->to_lower().erase({node.all_at_, node.candidate_.last_access, node.candidate_.id});
+}
+
+template <class F>
+EvictionNode* Evictor::FindColumn(EvictionNode& candidate, F f) {
+  for (EvictionNode* node = &candidate; node != nullptr; node = node->before_) {
+    if (node != &candidate && node->guards_ > 1) return nullptr;
+    if (node->column_ != nullptr && f(*node)) return node;
+  }
+  return nullptr;
+}
+
+std::optional<Evictor::Lowering> Evictor::NextToLower(EvictionQueue* of) {
+  MutexLock lock(&mutex_);
+  const EvictionQueue::ToLower& to_lower = (of == nullptr ? all_ : *of).to_lower();
+  while (!to_lower.empty()) {
+    const std::uint64_t id = std::get<std::uint64_t>(*to_lower.begin());
+    EvictionNode& candidate = *candidates_.at(id);
+    std::shared_ptr<const Column> column;
+    EvictionNode* const found = FindColumn(candidate, [&](const EvictionNode& node) {
+      if (node.rung_ <= candidate.all_at_) column = node.column_->weak_from_this().lock();
+      return column != nullptr;
+    });
+    if (found != nullptr) {
+      ++found->rung_;
+      return Lowering{std::move(column), found->rung_, id};
+    }
+    UnlistToLower(candidate);
+    ++candidate.all_at_;
+    ListToLower(candidate);
+  }
+  return std::nullopt;
+}
+
+bool Evictor::IfUnused(const Lowering& lowering, absl::FunctionRef<void()> f) {
+  MutexLock lock(&mutex_);
+  const auto candidate = candidates_.find(lowering.candidate);
+  if (candidate == candidates_.end()) return false;
+  if (candidate->second->pinned_ || !candidate->second->queue_.lowers()) return false;
+  const EvictionNode* const found = FindColumn(*candidate->second, [&](const EvictionNode& node) {
+    return node.column_ == lowering.column.get();
+  });
+  if (found != nullptr) f();
+  return found != nullptr;
+}
+
+void Evictor::TakeBack(const Lowering& lowering) {
+  MutexLock lock(&mutex_);
+  lowering.column->node().rung_ = lowering.rung - 1;
+}
+
+void Evictor::SetLowers(EvictionQueue& of, bool lowers) {
+  MutexLock lock(&mutex_);
+  if (of.lowers() == lowers) return;
+  of.set_lowers(lowers);
+  for (const auto& [id, node] : candidates_) {
+    if (&node->queue_ != &of) continue;
+    if (lowers) ListToLower(*node);
+    if (!lowers) UnlistToLower(*node);
+  }
+}
+
+bool Evictor::lowers(const EvictionQueue& of) const {
+  MutexLock lock(&mutex_);
+  return of.lowers();
+}
+
+int Evictor::RungOf(const EvictionNode& column) const {
+  MutexLock lock(&mutex_);
+  return column.rung_;
 }
 
 void Evictor::Forget(EvictionNode& node, bool evicted) {

@@ -26,6 +26,7 @@ _READ_AS = {
     "fp8_e4m3": pb.READ_AS_FP8_E4M3,
     "fp8_e5m2": pb.READ_AS_FP8_E5M2,
 }
+_PRESSURES = {"evict": pb.PRESSURE_EVICT, "ladder": pb.PRESSURE_LADDER}
 _WINDOW = 8  # chunks under way before an ack is waited for
 
 
@@ -214,6 +215,14 @@ class Client:
         request = pb.SetQuotaRequest(namespace=self._namespace, quota_bytes=quota_bytes)
         reply = self._call(self._stub.SetQuota, request)
         return reply.quota_bytes, reply.held_bytes
+
+    def set_pressure(self, pressure):
+        """What gives way first in the namespace when room is needed: "evict", tokens; "ladder", bits of pages that nobody uses.
+
+        The formats that these are stored as, one after the other; [] for "evict".
+        """
+        request = pb.SetPressureRequest(namespace=self._namespace, pressure=_one_of("pressure", pressure, _PRESSURES))
+        return list(self._call(self._stub.SetPressure, request).ladder)
 
     def append_batch(self, entries):
         """What became of each BatchEntry: an Ack, or a KvTierError, which costs the others nothing.

@@ -28,9 +28,10 @@ struct Config {
   absl::Duration max_lease = absl::Minutes(10);
   std::int64_t max_pins = 4096;
   std::int64_t max_subscriptions = 64;
-  std::int64_t event_blocks = 65'536;
+  std::int64_t event_log = 16 << 20;
   absl::Duration max_pin = absl::Hours(24);
   std::string eviction = "lru";
+  std::vector<std::string> ladder = {"fp8_e4m3(scale=page)", "k4v2", "kivi2"};
   int evict_above = 99;  // percent of `memory`
   int evict_until = 98;
   absl::Duration idle_ttl;         // 0: for ever

@@ -7,6 +7,7 @@
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/numbers.h"
+#include "cachestore/model/rungs.h"
 #include "service/config/size.h"
 
 namespace kvtier::service {
@@ -151,6 +152,21 @@ FieldType HttpAddressOrOff(std::string Config::*field) {
 FieldType PathOrNone(std::string Config::*field) {
   return TextOf(
       field, [](const std::string&) { return true; }, "a path, or empty");
+}
+
+FieldType Ladder(std::vector<std::string> Config::*field) {
+  FieldType type;
+  type.allowed = "formats with \">\" between them";
+  type.parse = [=](const std::string& text, Config& config) {
+    auto ladder = cachestore::LadderFrom(text);
+    if (!ladder.ok()) return false;
+    config.*field = *std::move(ladder);
+    return true;
+  };
+  type.show = [=](const Config& config) {
+    return fmt::format("{}", fmt::join(config.*field, ">"));
+  };
+  return type;
 }
 
 FieldType OneOf(std::string Config::*field, const std::vector<std::string>& words) {

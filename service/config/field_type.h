@@ -49,6 +49,9 @@ FieldType HttpAddressOrOff(std::string Config::*field);
 
 FieldType PathOrNone(std::string Config::*field);
 
+// Formats, ">" between them.
+FieldType Ladder(std::vector<std::string> Config::*field);
+
 // One of a few words.
 FieldType OneOf(std::string Config::*field, const std::vector<std::string>& words);
 template <class T>

@@ -48,12 +48,16 @@ std::vector<Field> MakeFields() {
        "The longest that a pin is given for."},
       {"max_subscriptions", "N", Integer(&Config::max_subscriptions, {.min = 1, .max = 10'000}),
        "Streams of KV events that are read at once."},
-      {"event_blocks", "N", Integer(&Config::event_blocks, {.min = 256, .max = 100'000'000}),
-       "Hash blocks of each namespace of which the newest events are kept, for subscribers that "
-       "come back."},
+      {"event_log", "SIZE",
+       Size(&Config::event_log, {.min = 64 << 10, .max = std::int64_t{1} << 40}),
+       "What the newest KV events of a namespace may take, for subscribers that come back; outside "
+       "the memory."},
       {"eviction", "POLICY", OneOf(&Config::eviction, {"lru", "s3-fifo", "none"}),
        "What goes first when room is needed: what was not used for longest; what was used once; "
        "nothing, and what does not fit is refused."},
+      {"ladder", "FORMATS", Ladder(&Config::ladder),
+       "What pages are stored as, one format after the other, in namespaces that rather lose bits "
+       "than tokens (SetPressure)."},
       {"evict_above", "PERCENT", Integer(&Config::evict_above, {.min = 1, .max = 100}),
        "Once more of the memory is taken, some of it is evicted before it is needed."},
       {"evict_until", "PERCENT", Integer(&Config::evict_until, {.min = 1, .max = 100}),

@@ -83,6 +83,13 @@ Samples PerEvictionReason(const Snapshot& snapshot) {
   return samples;
 }
 
+Samples Lowered(const Snapshot& snapshot) {
+  Samples samples;
+  for (const auto& [format, columns] : snapshot.lowered)
+    samples.push_back({{format}, static_cast<double>(columns)});
+  return samples;
+}
+
 Samples RangeUsed(const Snapshot& snapshot) {
   Samples samples;
   for (const ModelFigures& m : snapshot.models) {
@@ -104,6 +111,7 @@ std::vector<MetricRow> MakeCatalog() {  // NOLINT(readability-function-size): a 
   const Labels model_side = {"model", "format", "side"};
   const Labels model_state = {"model", "format", "state"};
   const Labels reason = {"reason"};
+  const Labels format = {"format"};
   const Labels refusal = {"rpc", "reason"};
   const Labels build = {"version", "revision", "device"};
   return {
@@ -164,6 +172,10 @@ std::vector<MetricRow> MakeCatalog() {  // NOLINT(readability-function-size): a 
       {kCounter, "kvtier_evicted_tokens_total", reason,
        "Tokens that these held; once where sequences shared them.",
        PerEvictionReason<&cachestore::EvictionCount::tokens>},
+      {kCounter, "kvtier_lowered_pages_total", format,
+       "Page columns that were stored in fewer bits where a namespace prefers that to eviction, by "
+       "the format that they got.",
+       Lowered},
       {kHistogram, kAppendDuration, none,
        "A chunk of an append, from received to ready to be acknowledged.", nullptr},
       {kHistogram, kReadDuration, none,

@@ -70,6 +70,7 @@ Snapshot TakeSnapshot(const cachestore::Store& store) {
   snapshot.pins = store.pins();
   snapshot.subscriptions = store.subscriptions();
   snapshot.evictions = store.evictions();
+  snapshot.lowered = store.lowered();
   snapshot.process = ReadProcessFigures();
 
   std::map<std::pair<std::string, std::string>, ModelFigures> models;

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <string>
 #include <vector>
 
@@ -55,6 +56,7 @@ struct Snapshot {
   std::int64_t leases = 0;
   std::int64_t pins = 0;
   std::int64_t subscriptions = 0;
+  std::map<std::string, std::int64_t> lowered;  // page columns, by the format that they got
   cachestore::EvictionCounts evictions;
   cachestore::MemoryParts memory;
   std::vector<ModelFigures> models;  // by model and format

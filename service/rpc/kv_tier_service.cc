@@ -335,6 +335,8 @@ grpc::ServerUnaryReactor* KvTierServiceImpl::GetQuota(Call* call,
   return Serve(call, "GetQuota", response, [this, request, response]() -> absl::Status {
     KVT_ASSIGN_OR_RETURN(const std::string name_space, NamespaceFrom(request->namespace_()));
     FillQuota(context_.store.GetQuota(name_space), *response);
+    const bool ladder = context_.store.GetPressure(name_space) == cachestore::Pressure::kLadder;
+    response->set_pressure(ladder ? v1::PRESSURE_LADDER : v1::PRESSURE_EVICT);
     return absl::OkStatus();
   });
 }
@@ -348,6 +350,20 @@ grpc::ServerUnaryReactor* KvTierServiceImpl::SetQuota(Call* call,
     KVT_ASSIGN_OR_RETURN(const cachestore::QuotaStanding standing,
                          context_.store.SetQuota(name_space, bytes));
     FillQuota(standing, *response);
+    return absl::OkStatus();
+  });
+}
+
+grpc::ServerUnaryReactor* KvTierServiceImpl::SetPressure(Call* call,
+                                                         const v1::SetPressureRequest* request,
+                                                         v1::SetPressureResponse* response) {
+  return Serve(call, "SetPressure", response, [this, request, response]() -> absl::Status {
+    KVT_ASSIGN_OR_RETURN(const std::string name_space, NamespaceFrom(request->namespace_()));
+    KVT_ASSIGN_OR_RETURN(const cachestore::Pressure pressure, PressureFrom(request->pressure()));
+    KVT_RETURN_IF_ERROR(context_.store.SetPressure(name_space, pressure));
+    if (pressure == cachestore::Pressure::kEvict) return absl::OkStatus();
+    const std::vector<std::string>& ladder = context_.store.options().ladder;
+    response->mutable_ladder()->Add(ladder.begin(), ladder.end());
     return absl::OkStatus();
   });
 }

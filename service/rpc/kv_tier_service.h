@@ -50,6 +50,8 @@ class KvTierServiceImpl final : public v1::KvTierService::CallbackService {
                   v1::GetQuotaResponse* response) override;
   Unary* SetQuota(Call* call, const v1::SetQuotaRequest* request,
                   v1::SetQuotaResponse* response) override;
+  Unary* SetPressure(Call* call, const v1::SetPressureRequest* request,
+                     v1::SetPressureResponse* response) override;
   grpc::ServerWriteReactor<v1::SubscribeResponse>* Subscribe(
       Call* call, const v1::SubscribeRequest* request) override;
   Unary* Drain(Call* call, const v1::DrainRequest* request, v1::DrainResponse* response) override;

@@ -79,6 +79,12 @@ v1::SequenceInfo ToProto(const cachestore::SequenceDescription& description) {
   *out.mutable_memory() = ToProto(description.held);
   out.set_source_bytes(description.committed_tokens * model.source_bytes_per_token);
   out.set_saturated_values(description.saturated_values);
+  for (std::size_t i = 0; i < description.lowered_pages.size(); ++i) {
+    if (description.lowered_pages[i] == 0) continue;
+    v1::LoweredPages& lowered = *out.add_lowered();
+    lowered.set_kv_cache_dtype(description.model->rungs()[i]->format);
+    lowered.set_pages(static_cast<std::uint64_t>(description.lowered_pages[i]));
+  }
   return out;
 }
 

@@ -39,7 +39,8 @@ class SubscribeReactor final : public grpc::ServerWriteReactor<v1::SubscribeResp
     absl::MutexLock lock(&mutex_);
     writing_ = false;
     over_ |= !ok;
-    Advance();
+    if (over_) return Advance();
+    PostWork(weak_from_this(), context_);
   }
 
   void OnCancel() override {

@@ -306,6 +306,19 @@ absl::StatusOr<cachestore::PinKind> PinKindFrom(v1::PinKind kind) {
   }
 }
 
+absl::StatusOr<cachestore::Pressure> PressureFrom(v1::Pressure pressure) {
+  switch (pressure) {
+    case v1::PRESSURE_UNSPECIFIED:
+    case v1::PRESSURE_EVICT:
+      return cachestore::Pressure::kEvict;
+    case v1::PRESSURE_LADDER:
+      return cachestore::Pressure::kLadder;
+    default:
+      return Refuse(
+          fmt::format("pressure is {}; want EVICT or LADDER", static_cast<int>(pressure)));
+  }
+}
+
 absl::StatusOr<std::int64_t> QuotaFrom(std::uint64_t bytes) {
   constexpr std::uint64_t kMost = std::uint64_t{1} << 50;
   if (bytes <= kMost) return static_cast<std::int64_t>(bytes);

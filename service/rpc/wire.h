@@ -28,6 +28,7 @@ cachestore::Prompt PromptFrom(const v1::Prompt& prompt);
 // 0: as the store has it by default.
 absl::StatusOr<absl::Duration> GrantDurationFrom(std::uint64_t milliseconds);
 absl::StatusOr<cachestore::PinKind> PinKindFrom(v1::PinKind kind);
+absl::StatusOr<cachestore::Pressure> PressureFrom(v1::Pressure pressure);
 absl::StatusOr<std::int64_t> QuotaFrom(std::uint64_t bytes);
 
 // Without on_end, which the caller sets.

@@ -44,7 +44,8 @@ class EventMirror {
         return;
       case Kind::kStored:
         ++stored_;
-        if (event.blocks->size() > cachestore::kMaxEventBlocks) wrong_ = "an event is too large";
+        if (event.blocks->size() > cachestore::MaxEventBlocks(*event.blocks))
+          wrong_ = "an event is too large";
         for (const auto& key : event.blocks->keys)
           if (!known_.insert(key).second) wrong_ = "a block was stored twice";
         return;

@@ -57,9 +57,9 @@ class AppendBatchTest(RefusalCase):
         self.client.append_batch([self.entry(0, 0, 8), self.entry(1, 0, 8), self.entry(2, 0, 8)])
         self.client.seal("s1", 8)
         outcomes = self.client.append_batch(
-            [self.entry(0, 8, 9), self.entry(1, 8, 9), self.entry(2, 12, 13), self.entry(3, 0, 5), self.entry(0, 0, 9)]
+            [self.entry(0, 8, 9), self.entry(1, 8, 9), self.entry(2, 12, 13), self.entry(3, 0, 5)]
         )
-        reasons = [getattr(outcome, "reason", "") for outcome in outcomes[:4]]
+        reasons = [getattr(outcome, "reason", "") for outcome in outcomes]
         self.assertEqual(reasons, ["", "SEALED", "TOKEN_GAP", ""])
         self.assertIn("s1", str(outcomes[1]))
         self.assertEqual(outcomes[1].code, grpc.StatusCode.FAILED_PRECONDITION)
@@ -94,6 +94,8 @@ class AppendBatchTest(RefusalCase):
         self.assert_refused("INVALID_FIELD", lambda: self.client.append_batch([]))
         said = self.assert_refused("INVALID_FIELD", lambda: self.client.append_batch([self.entry(0, 0, 1)] * 1025))
         self.assertIn("entries has 1025 entries; want 1 to 1024", said)
+        said = self.assert_refused("INVALID_FIELD", lambda: self.client.append_batch([self.entry(0, 0, 1), self.entry(0, 1, 2)]))
+        self.assertIn('entries[1].open.sequence is "s0"', said)
         with self.assertRaisesRegex(ValueError, "k of layer 0 of 's' is"):
             self.client.append_batch([kvtier.BatchEntry("s", self.model, 0, [np.zeros((1, 2))], [np.zeros((1, 2))])])
 

@@ -48,7 +48,7 @@ class Router:
 
 class EventTest(RefusalCase):
     def setUp(self):
-        self.server = LiveServer("64MiB", "--max-subscriptions=2", "--event-blocks=256")
+        self.server = LiveServer("64MiB", "--max-subscriptions=2", "--event-log=64KiB")
         self.addCleanup(lambda: self.server.stop())
         self.client = kvtier.Client(self.server.address)
         self.addCleanup(self.client.close)
@@ -126,13 +126,13 @@ class EventTest(RefusalCase):
         first = self.subscribe()
         self.follow(router, first, lambda: router.position.number > 0)
         first.close()
-        prompts = [kvtier.Prompt(token_ids=range(i * 1000, i * 1000 + 640)) for i in range(10)]
+        prompts = [kvtier.Prompt(token_ids=range(i * 10_000, i * 10_000 + 1600)) for i in range(10)]
         for i, prompt in enumerate(prompts):
-            self.put(f"s{i}", prompt, 640)
+            self.put(f"s{i}", prompt, 1600)
         self.client.remove("s0")
         subscription = self.subscribe(router.position)
         self.follow(router, subscription, lambda: router.position.number > 0 and router.cleared == 2)
-        self.assertEqual([router.held(self.keys(prompt)) for prompt in prompts], [0] + [40] * 9)
+        self.assertEqual([router.held(self.keys(prompt)) for prompt in prompts], [0] + [100] * 9)
 
     def test_a_restart_is_a_new_begin(self):
         router, subscription = Router(), self.subscribe()

@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <numeric>
 #include <optional>
 #include <string>
 #include <utility>
@@ -48,6 +49,7 @@ class StoreSim {
     std::int64_t device_failures = 0;
     std::int64_t truncated = 0;
     std::int64_t events_checked = 0;
+    std::int64_t lowered = 0;
 
     Tally& operator+=(const Tally& other);
     std::string Text() const;
@@ -90,6 +92,12 @@ class StoreSim {
   // What a piece must be; "" or how it differs.
   std::string CompareRows(const Reading& reading, int side, std::int64_t first,
                           const std::vector<float>& rows) const;
+  bool IsLowered(const Reading& reading, int side, const ExpectedHead& expected, std::int64_t token,
+                 const float* row) const;
+  static std::int64_t LoweredPages(const cachestore::SequenceDescription& description) {
+    return std::accumulate(description.lowered_pages.begin(), description.lowered_pages.end(),
+                           std::int64_t{0});
+  }
   bool Ended(const Reading& reading) const;
   static bool LacksRoom(const absl::Status& status);
   // Nothing that could have gone is left.
@@ -138,6 +146,7 @@ class StoreSim {
   bool evicts_for_room_ = false;
   bool device_fails_ = false;  // now and then
   bool may_evict_ = false;     // the operation
+  bool lowers_ = false;        // pages, under pressure
   Tally tally_;
 };
 

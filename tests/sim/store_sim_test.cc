@@ -53,9 +53,10 @@ TEST(StoreSim, AnswersAsTheModelDoes) {
   fmt::print("{}\n", tally.Text());
   if (one >= 0) return;
   // It tried what it is for.
-  for (const std::int64_t count : {tally.rows_compared, tally.rows_followed, tally.tokens_shared,
-                                   tally.evictions, tally.refused_for_room, tally.reads_ended,
-                                   tally.device_failures, tally.truncated, tally.events_checked})
+  for (const std::int64_t count :
+       {tally.rows_compared, tally.rows_followed, tally.tokens_shared, tally.evictions,
+        tally.refused_for_room, tally.reads_ended, tally.device_failures, tally.truncated,
+        tally.events_checked, tally.lowered})
     EXPECT_GT(count, 0) << tally.Text();
 }
 

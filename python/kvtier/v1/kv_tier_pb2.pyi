@@ -27,6 +27,9 @@ NON_FINITE_POLICY_UNSPECIFIED: NonFinitePolicy
 PIN_KIND_HARD: PinKind
 PIN_KIND_SOFT: PinKind
 PIN_KIND_UNSPECIFIED: PinKind
+PRESSURE_EVICT: Pressure
+PRESSURE_LADDER: Pressure
+PRESSURE_UNSPECIFIED: Pressure
 READ_AS_BF16: ReadAs
 READ_AS_FP16: ReadAs
 READ_AS_FP32: ReadAs
@@ -293,14 +296,16 @@ class GetQuotaRequest(_message.Message):
     def __init__(self, namespace: _Optional[str] = ...) -> None: ...
 
 class GetQuotaResponse(_message.Message):
-    __slots__ = ["boot_id", "held_bytes", "quota_bytes"]
+    __slots__ = ["boot_id", "held_bytes", "pressure", "quota_bytes"]
     BOOT_ID_FIELD_NUMBER: _ClassVar[int]
     HELD_BYTES_FIELD_NUMBER: _ClassVar[int]
+    PRESSURE_FIELD_NUMBER: _ClassVar[int]
     QUOTA_BYTES_FIELD_NUMBER: _ClassVar[int]
     boot_id: str
     held_bytes: int
+    pressure: Pressure
     quota_bytes: int
-    def __init__(self, boot_id: _Optional[str] = ..., quota_bytes: _Optional[int] = ..., held_bytes: _Optional[int] = ...) -> None: ...
+    def __init__(self, boot_id: _Optional[str] = ..., quota_bytes: _Optional[int] = ..., held_bytes: _Optional[int] = ..., pressure: _Optional[_Union[Pressure, str]] = ...) -> None: ...
 
 class LayerInfo(_message.Message):
     __slots__ = ["k_code_tokens", "k_saturated_values", "kv_cache_dtype", "layer", "received_tokens", "v_code_tokens", "v_saturated_values"]
@@ -431,6 +436,14 @@ class LookupResponse(_message.Message):
     boot_id: str
     tokens: _containers.RepeatedScalarFieldContainer[int]
     def __init__(self, boot_id: _Optional[str] = ..., tokens: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class LoweredPages(_message.Message):
+    __slots__ = ["kv_cache_dtype", "pages"]
+    KV_CACHE_DTYPE_FIELD_NUMBER: _ClassVar[int]
+    PAGES_FIELD_NUMBER: _ClassVar[int]
+    kv_cache_dtype: str
+    pages: int
+    def __init__(self, kv_cache_dtype: _Optional[str] = ..., pages: _Optional[int] = ...) -> None: ...
 
 class MemoryParts(_message.Message):
     __slots__ = ["codes", "free", "header", "residual", "scales", "slack", "staging"]
@@ -746,10 +759,11 @@ class SealResponse(_message.Message):
     def __init__(self, boot_id: _Optional[str] = ..., tokens: _Optional[int] = ...) -> None: ...
 
 class SequenceInfo(_message.Message):
-    __slots__ = ["committed_tokens", "evicted_tokens", "kv_cache_dtype", "memory", "model_id", "saturated_values", "sequence", "source_bytes", "state"]
+    __slots__ = ["committed_tokens", "evicted_tokens", "kv_cache_dtype", "lowered", "memory", "model_id", "saturated_values", "sequence", "source_bytes", "state"]
     COMMITTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     EVICTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     KV_CACHE_DTYPE_FIELD_NUMBER: _ClassVar[int]
+    LOWERED_FIELD_NUMBER: _ClassVar[int]
     MEMORY_FIELD_NUMBER: _ClassVar[int]
     MODEL_ID_FIELD_NUMBER: _ClassVar[int]
     SATURATED_VALUES_FIELD_NUMBER: _ClassVar[int]
@@ -759,13 +773,14 @@ class SequenceInfo(_message.Message):
     committed_tokens: int
     evicted_tokens: int
     kv_cache_dtype: str
+    lowered: _containers.RepeatedCompositeFieldContainer[LoweredPages]
     memory: MemoryParts
     model_id: str
     saturated_values: int
     sequence: str
     source_bytes: int
     state: SequenceState
-    def __init__(self, sequence: _Optional[str] = ..., model_id: _Optional[str] = ..., kv_cache_dtype: _Optional[str] = ..., state: _Optional[_Union[SequenceState, str]] = ..., committed_tokens: _Optional[int] = ..., memory: _Optional[_Union[MemoryParts, _Mapping]] = ..., source_bytes: _Optional[int] = ..., saturated_values: _Optional[int] = ..., evicted_tokens: _Optional[int] = ...) -> None: ...
+    def __init__(self, sequence: _Optional[str] = ..., model_id: _Optional[str] = ..., kv_cache_dtype: _Optional[str] = ..., state: _Optional[_Union[SequenceState, str]] = ..., committed_tokens: _Optional[int] = ..., memory: _Optional[_Union[MemoryParts, _Mapping]] = ..., source_bytes: _Optional[int] = ..., saturated_values: _Optional[int] = ..., evicted_tokens: _Optional[int] = ..., lowered: _Optional[_Iterable[_Union[LoweredPages, _Mapping]]] = ...) -> None: ...
 
 class SequenceManifest(_message.Message):
     __slots__ = ["committed_tokens", "first_head", "first_token", "k_rope", "layers", "model_id", "num_tokens", "page_tokens", "sealed", "sequence"]
@@ -804,6 +819,22 @@ class SequenceRange(_message.Message):
     num_tokens: int
     sequence: str
     def __init__(self, sequence: _Optional[str] = ..., first_token: _Optional[int] = ..., num_tokens: _Optional[int] = ..., model_id: _Optional[str] = ..., lease_id: _Optional[int] = ...) -> None: ...
+
+class SetPressureRequest(_message.Message):
+    __slots__ = ["namespace", "pressure"]
+    NAMESPACE_FIELD_NUMBER: _ClassVar[int]
+    PRESSURE_FIELD_NUMBER: _ClassVar[int]
+    namespace: str
+    pressure: Pressure
+    def __init__(self, namespace: _Optional[str] = ..., pressure: _Optional[_Union[Pressure, str]] = ...) -> None: ...
+
+class SetPressureResponse(_message.Message):
+    __slots__ = ["boot_id", "ladder"]
+    BOOT_ID_FIELD_NUMBER: _ClassVar[int]
+    LADDER_FIELD_NUMBER: _ClassVar[int]
+    boot_id: str
+    ladder: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, boot_id: _Optional[str] = ..., ladder: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class SetQuotaRequest(_message.Message):
     __slots__ = ["namespace", "quota_bytes"]
@@ -889,4 +920,7 @@ class ReadAs(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = []
 
 class SequenceState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = []
+
+class Pressure(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = []

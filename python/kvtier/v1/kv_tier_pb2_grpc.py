@@ -120,6 +120,11 @@ class KvTierServiceStub(object):
                 request_serializer=kvtier_dot_v1_dot_kv__tier__pb2.SetQuotaRequest.SerializeToString,
                 response_deserializer=kvtier_dot_v1_dot_kv__tier__pb2.SetQuotaResponse.FromString,
                 )
+        self.SetPressure = channel.unary_unary(
+                '/kvtier.v1.KvTierService/SetPressure',
+                request_serializer=kvtier_dot_v1_dot_kv__tier__pb2.SetPressureRequest.SerializeToString,
+                response_deserializer=kvtier_dot_v1_dot_kv__tier__pb2.SetPressureResponse.FromString,
+                )
         self.Subscribe = channel.unary_stream(
                 '/kvtier.v1.KvTierService/Subscribe',
                 request_serializer=kvtier_dot_v1_dot_kv__events__pb2.SubscribeRequest.SerializeToString,
@@ -152,8 +157,7 @@ class KvTierServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def AppendBatch(self, request, context):
-        """Appends to many sequences in one call: the tokens of a decode step, say. Each entry is a short stream of its own, taken or refused
-        whatever becomes of the others; they are worked on side by side.
+        """Appends to many sequences in one call: a decode step's tokens, say. Each entry is a short stream of its own; they are worked on side by side.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -288,6 +292,13 @@ class KvTierServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def SetPressure(self, request, context):
+        """What gives way first when room is needed in a namespace. Pages that were stored in fewer bits stay so. Lasts until the server stops.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Subscribe(self, request, context):
         """Streams which hash blocks of a namespace can be found by Lookup, and which no longer: whoever has taken in all of it knows that
         exactly, and answers Lookups by itself. Ends only with the client, or with the server.
@@ -410,6 +421,11 @@ def add_KvTierServiceServicer_to_server(servicer, server):
                     servicer.SetQuota,
                     request_deserializer=kvtier_dot_v1_dot_kv__tier__pb2.SetQuotaRequest.FromString,
                     response_serializer=kvtier_dot_v1_dot_kv__tier__pb2.SetQuotaResponse.SerializeToString,
+            ),
+            'SetPressure': grpc.unary_unary_rpc_method_handler(
+                    servicer.SetPressure,
+                    request_deserializer=kvtier_dot_v1_dot_kv__tier__pb2.SetPressureRequest.FromString,
+                    response_serializer=kvtier_dot_v1_dot_kv__tier__pb2.SetPressureResponse.SerializeToString,
             ),
             'Subscribe': grpc.unary_stream_rpc_method_handler(
                     servicer.Subscribe,
@@ -785,6 +801,23 @@ class KvTierService(object):
         return grpc.experimental.unary_unary(request, target, '/kvtier.v1.KvTierService/SetQuota',
             kvtier_dot_v1_dot_kv__tier__pb2.SetQuotaRequest.SerializeToString,
             kvtier_dot_v1_dot_kv__tier__pb2.SetQuotaResponse.FromString,
+            options, channel_credentials,
+            insecure, call_credentials, compression, wait_for_ready, timeout, metadata)
+
+    @staticmethod
+    def SetPressure(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(request, target, '/kvtier.v1.KvTierService/SetPressure',
+            kvtier_dot_v1_dot_kv__tier__pb2.SetPressureRequest.SerializeToString,
+            kvtier_dot_v1_dot_kv__tier__pb2.SetPressureResponse.FromString,
             options, channel_credentials,
             insecure, call_credentials, compression, wait_for_ready, timeout, metadata)
 
