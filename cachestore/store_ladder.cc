@@ -48,11 +48,12 @@ bool Store::LowerOne(Namespace* of) {
   MutexLock lock(&lower_mutex_);
   KeepHeadroom();
   for (int lost_races = 0; lost_races < 4;) {
+    // Outlives the column: those before it may have nobody else by then, and would end a call
+    // deeper for each.
+    Path path;
     const auto next = evictor_.NextToLower(of == nullptr ? nullptr : &of->candidates);
     if (!next.has_value()) return false;
-    // Those before it may have nobody else by then: one that let go of the next would end a call
-    // deeper for each.
-    const Path path(next->column);
+    path = Path(next->column);
     absl::StatusOr<Lowered> lowered = Lower(*next->column, RungOf(*next));
     if (lowered.ok() && lowered->made.empty()) continue;  // it takes no step here
     const bool swapped =

@@ -187,16 +187,20 @@ class LeaseConcurrency : public ::testing::TestWithParam<StoreOptions> {};
 TEST_P(LeaseConcurrency, ReadersGetTheirValuesOrAreToldThatTheLeaseHasEnded) {
   SeededRandom random;
   SharedTraffic traffic(random, GetParam());
-  std::vector<std::thread> threads;
-  for (int i = 0; i < 4; ++i) {
-    threads.emplace_back([&, seed = random.engine()()] {
-      Random own(seed);
-      traffic.Work(own);
-    });
+  const bool scarce = GetParam().memory < 1 << 20;
+  // Threads that hardly meet may leave room for each other, now and then.
+  for (int round = 0; round == 0 || (scarce && !traffic.Evicts() && round < 20); ++round) {
+    std::vector<std::thread> threads;
+    for (int i = 0; i < 4; ++i) {
+      threads.emplace_back([&, seed = random.engine()()] {
+        Random own(seed);
+        traffic.Work(own);
+      });
+    }
+    for (std::thread& thread : threads) thread.join();
+    traffic.ExpectNothingHeld();
   }
-  for (std::thread& thread : threads) thread.join();
-  traffic.ExpectNothingHeld();
-  EXPECT_EQ(traffic.Evicts(), GetParam().memory < 1 << 20);
+  EXPECT_EQ(traffic.Evicts(), scarce);
 }
 
 INSTANTIATE_TEST_SUITE_P(
