@@ -44,6 +44,7 @@ absl::Status Store::SetPressure(const std::string& name_space, Pressure pressure
 }
 
 bool Store::LowerOne(Namespace* of) {
+  if (namespaces_.ladders() == 0) return false;
   // One at a time: two that took steps of one column would undo each other's.
   MutexLock lock(&lower_mutex_);
   KeepHeadroom();
