@@ -16,8 +16,9 @@ std::int64_t BytesOf(const BlockEvent& event) {
   if (event.blocks == nullptr) return kOwn;
   std::size_t bytes = event.blocks->keys.size() * sizeof(PrefixKey) +
                       event.blocks->token_ids.size() * sizeof(std::uint32_t);
-  for (const std::string& hash : event.blocks->hashes) bytes += sizeof hash + hash.size();
-  for (const ExtraKey& extra : event.blocks->extra_keys) bytes += sizeof extra + extra.key.size();
+  for (const std::string& hash : event.blocks->hashes) bytes += sizeof(std::string) + hash.size();
+  for (const ExtraKey& extra : event.blocks->extra_keys)
+    bytes += sizeof(ExtraKey) + extra.key.size();
   return kOwn + static_cast<std::int64_t>(bytes);
 }
 

@@ -98,6 +98,7 @@ absl::StatusOr<Store::Lowered> Store::Lower(const Column& column, const Model& r
   // All that it takes is there before any of the old parts goes: these lie side by side mostly, and
   // leave one large hole where small parts in their midst would leave many.
   std::vector<std::int64_t> sizes;
+  sizes.reserve(jobs.size());
   for (const Job& job : jobs) sizes.push_back(job.to->layout.bytes);
   KVT_ASSIGN_OR_RETURN(std::vector<Allocation> memory, TakeForLowering(sizes));
   for (std::size_t i = 0; i < jobs.size(); ++i) {

@@ -46,8 +46,8 @@ struct BlockRange {
 };
 
 inline HashBlocksPtr NoBlocks() {
-  static const auto* const kNone = new HashBlocksPtr(std::make_shared<HashBlocks>());
-  return *kNone;
+  static const auto* const none = new HashBlocksPtr(std::make_shared<HashBlocks>());
+  return *none;
 }
 
 inline BlockRange AllOf(HashBlocksPtr blocks) {
