@@ -6,6 +6,7 @@ ladder, and what the values and an attention over them have lost by then. On K, 
 """
 
 import argparse
+import contextlib
 import json
 import os
 import pathlib
@@ -18,130 +19,80 @@ import time
 import numpy as np
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT / "python"))
+sys.path[:0] = [str(ROOT / "python"), str(ROOT / "scripts")]
 import kvtier
+from kvtierd_process import Failed, server
+from sample_kv import SAMPLE, errors, load
 
 PAGE_TOKENS = 128
-HEAD_GROUP = 3  # query heads of a KV head
 STEPS = (0.5, 1, 1.5, 2, 3, 4, 5, 6, 8)  # appended, of what fits at source precision
 
 
-def capture():
-    """[(k, v, q)] of each layer, bfloat16 bits: tests/data/README.md."""
-    data = (ROOT / "tests/data/smollm2-135m-kv.safetensors").read_bytes()
-    size = int.from_bytes(data[:8], "little")
-    header = json.loads(data[8 : 8 + size])
-
-    def tensor(name):
-        begin, end = header[name]["data_offsets"]
-        return np.frombuffer(data[8 + size :][begin:end], np.uint16).reshape(header[name]["shape"])
-
-    layers = sum(name.endswith(".k") for name in header)
-    return [tuple(tensor(f"layers.{layer}.{side}") for side in "kvq") for layer in range(layers)]
-
-
-def attention(k, v, q):
-    """[queries, heads, dim], float32, of bfloat16 queries."""
-    q = kvtier.to_float32(q, "bfloat16")
-    k, v = (np.repeat(x, HEAD_GROUP, axis=1) for x in (k, v))
-    logits = np.einsum("qhd,thd->hqt", q, k) / np.sqrt(q.shape[-1])
-    weights = np.exp(logits - logits.max(-1, keepdims=True))
-    return np.einsum("hqt,thd->qhd", weights / weights.sum(-1, keepdims=True), v)
-
-
-def error(got, want):
-    return float(np.linalg.norm(got - want) / np.linalg.norm(want))
-
-
-class Server:
-    def __init__(self, kvtierd, mib):
-        self._folder = tempfile.TemporaryDirectory()
-        ready = pathlib.Path(self._folder.name) / "ready.json"
-        addresses = [f"--{name}=127.0.0.1:0" for name in ("listen", "health-listen")]
-        self._process = subprocess.Popen(
-            [kvtierd, *addresses, "--metrics-listen=", f"--memory={mib}MiB", "--log-level=error", f"--ready-file={ready}"]
-        )
-        deadline = time.monotonic() + 60
-        while not ready.exists():
-            if self._process.poll() is not None or time.monotonic() > deadline:
-                sys.exit(f"ladder_bench: {kvtierd} did not get ready")
-            time.sleep(0.05)
-        self.client = kvtier.Client(json.loads(ready.read_text())["listen"])
-
-    def stop(self):
-        self.client.close()
-        self._process.terminate()
-        self._process.wait(timeout=60)
-        self._folder.cleanup()
-
-
 class Run:
-    """One server that takes sequence after sequence."""
+    """One server that takes the sample as sequence after sequence."""
 
-    def __init__(self, kvtierd, mib, ladder, layers):
-        self._server = Server(kvtierd, mib)
-        self._client, self._layers = self._server.client, layers
+    def __init__(self, address, source, ladder):
+        self._client, self._source = kvtier.Client(address), source
         if ladder:
             self._client.set_pressure("ladder")
-        spec = [kvtier.Layer(k.shape[1], k.shape[2]) for k, _, _ in layers]
+        layers = range(sum(name.endswith(".k") for name in source))
+        self._values = [[kvtier.from_float32(source[f"layers.{i}.{side}"], "bfloat16") for side in "kv"] for i in layers]
+        spec = [kvtier.Layer(k.shape[1], k.shape[2]) for k, _ in self._values]
         self._model = self._client.register_model("smollm2-135m", spec, page_tokens=PAGE_TOKENS)
-        self.fits = self._model.reply.capacity_tokens // len(layers[0][0])  # sequences
+        self.tokens = len(self._values[0][0])  # of a sequence
+        self.fits = self._model.reply.capacity_tokens // self.tokens  # sequences
         self.appended, self.seconds = 0, 0.0
 
     def append_up_to(self, sequences):
-        tokens = len(self._layers[0][0])
         begin = time.monotonic()
         while self.appended < sequences:
             name = f"{self.appended}"
             with self._client.append(name, self._model) as stream:
-                for layer, (k, v, _) in enumerate(self._layers):
+                for layer, (k, v) in enumerate(self._values):
                     stream.send(layer, 0, k, v)
-            self._client.seal(name, tokens)
+            self._client.seal(name, self.tokens)
             self.appended += 1
         self.seconds += time.monotonic() - begin
 
     def readable(self):
         """Tokens, and the mean errors over the whole sequences among them: of K, of V, of attention."""
-        tokens, errors = 0, []
+        tokens, lost = 0, []
         for info in self._client.list_sequences():
             tokens += info.committed_tokens
             if info.evicted_tokens:
                 continue
-            result = self._client.read(info.sequence, dtype="float32")
-            for layer, (k, v, q) in enumerate(self._layers):
-                got = result.layers[layer]
-                k, v = kvtier.to_float32(k, "bfloat16"), kvtier.to_float32(v, "bfloat16")
-                errors.append((error(got.k, k), error(got.v, v), error(attention(got.k, got.v, q), attention(k, v, q))))
-        return tokens, np.mean(errors, axis=0).tolist()
-
-    def stop(self):
-        self._server.stop()
+            layers = self._client.read(info.sequence, dtype="float32").layers
+            served = {f"layers.{i}.{side}": getattr(layer, side) for i, layer in layers.items() for side in "kv"}
+            of_sequence = errors(self._source, served)
+            lost.append([of_sequence[name] for name in ("k_error", "v_error", "output_error")])
+        return tokens, np.mean(lost, axis=0).tolist()
 
 
 def measure(kvtierd, mib):
-    layers = capture()
-    runs = [Run(kvtierd, mib, ladder, layers) for ladder in (False, True)]
+    source = load(SAMPLE)
     rows = []
-    for step in STEPS:
-        sequences = round(step * runs[0].fits)
-        print(f"ladder_bench: {step:g} times what fits", file=sys.stderr)
-        for run in runs:
-            run.append_up_to(sequences)
-        (evicted, _), (lowered, errors) = (run.readable() for run in runs)
-        rows.append(
-            {
-                "appended_tokens": sequences * len(layers[0][0]),
-                "of_what_fits": step,
-                "readable_tokens_eviction": evicted,
-                "readable_tokens_ladder": lowered,
-                "ratio": lowered / evicted,
-                **dict(zip(("k_error", "v_error", "attention_error"), errors, strict=True)),
-            }
-        )
-    seconds = [run.seconds for run in runs]
-    for run in runs:
-        run.stop()
-    return {"rows": rows, "append_seconds_eviction": seconds[0], "append_seconds_ladder": seconds[1]}
+    with contextlib.ExitStack() as stack:
+        runs = []
+        for ladder in (False, True):
+            work = pathlib.Path(stack.enter_context(tempfile.TemporaryDirectory()))
+            runs.append(Run(stack.enter_context(server(kvtierd, work, f"{mib}MiB")), source, ladder))
+        for step in STEPS:
+            sequences = round(step * runs[0].fits)
+            print(f"ladder_bench: {step:g} times what fits", file=sys.stderr)
+            for run in runs:
+                run.append_up_to(sequences)
+            (evicted, _), (lowered, lost) = (run.readable() for run in runs)
+            rows.append(
+                {
+                    "appended_tokens": sequences * runs[0].tokens,
+                    "of_what_fits": step,
+                    "readable_tokens_eviction": evicted,
+                    "readable_tokens_ladder": lowered,
+                    "ratio": lowered / evicted,
+                    **dict(zip(("k_error", "v_error", "attention_error"), lost, strict=True)),
+                }
+            )
+    return {"rows": rows, "append_seconds_eviction": runs[0].seconds, "append_seconds_ladder": runs[1].seconds}
 
 
 def cpu():
@@ -163,7 +114,11 @@ def main():
     options = parser.parse_args()
     if options.kvtierd is None or not os.access(options.kvtierd, os.X_OK):
         parser.error(f"{options.kvtierd or 'build/release/bin/kvtierd'} can't be run; scripts/build builds it")
-    result = {"machine": cpu(), "commit": commit(), "memory_mib": options.memory} | measure(options.kvtierd, options.memory)
+    try:
+        measured = measure(options.kvtierd, options.memory)
+    except Failed as failed:
+        sys.exit(f"ladder_bench: {failed}")
+    result = {"machine": cpu(), "commit": commit(), "memory_mib": options.memory} | measured
     if options.json:
         print(json.dumps(result))
         return

@@ -1,106 +1,24 @@
 #!/usr/bin/env python3
 """Streams real K and V through a real server, reads them back, and tables what each format costs and loses."""
 import argparse
-import contextlib
 import json
 import pathlib
 import statistics
-import struct
 import subprocess
 import sys
 import tempfile
-import time
 
-import numpy as np
+from kvtierd_process import Failed, server
 from rich import box
 from rich.console import Console
 from rich.table import Table
+from sample_kv import SAMPLE, errors, load
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-SAMPLE = ROOT / "tests/data/smollm2-135m-kv.safetensors"
 FORMATS = ["auto", "fp8", "int8_per_token_head", "kivi4", "kivi2"]
 CHUNK_TOKENS = 100
 REPEATS = 3
 PLANNED_TOKENS = 32768
-
-
-def load(path):
-    """The float tensors of a safetensors file, as float32 arrays."""
-    raw = path.read_bytes()
-    (length,) = struct.unpack("<Q", raw[:8])
-    header = json.loads(raw[8 : 8 + length])
-    tensors = {}
-    for name, info in header.items():
-        if name == "__metadata__":
-            continue
-        begin, end = (8 + length + offset for offset in info["data_offsets"])
-        if info["dtype"] == "BF16":  # the upper half of a float32
-            values = (np.frombuffer(raw[begin:end], "<u2").astype("<u4") << 16).view("<f4")
-        else:
-            values = np.frombuffer(raw[begin:end], {"F16": "<f2", "F32": "<f4"}[info["dtype"]])
-        tensors[name] = values.astype(np.float32).reshape(info["shape"])
-    return tensors
-
-
-def attention(q, k, v):
-    """softmax(q k^T / sqrt(d)) v; q [tokens, heads, d], k and v [tokens, kv_heads, d], heads grouped over kv_heads."""
-    group = q.shape[1] // k.shape[1]
-    k, v = np.repeat(k, group, axis=1), np.repeat(v, group, axis=1)
-    logits = np.einsum("qhd,thd->hqt", q, k) / np.sqrt(q.shape[2])
-    weights = np.exp(logits - logits.max(axis=-1, keepdims=True))
-    weights /= weights.sum(axis=-1, keepdims=True)
-    return np.einsum("hqt,thd->qhd", weights, v)
-
-
-def relative_error(got, want):
-    return float(np.linalg.norm(got - want) / np.linalg.norm(want))
-
-
-def errors(source, served):
-    """Relative errors |x' - x| / |x|, each the mean over layers."""
-    rows = []
-    for layer in range(sum(name.endswith(".k") for name in source)):
-        q, k, v = (source[f"layers.{layer}.{name}"] for name in "qkv")
-        k2, v2 = (served[f"layers.{layer}.{name}"] for name in "kv")
-        exact = attention(q, k, v)
-        rows.append(
-            {
-                "k_error": relative_error(k2, k),
-                "v_error": relative_error(v2, v),
-                "output_error_from_k": relative_error(attention(q, k2, v), exact),
-                "output_error_from_v": relative_error(attention(q, k, v2), exact),
-                "output_error": relative_error(attention(q, k2, v2), exact),
-            }
-        )
-    return {name: statistics.mean(row[name] for row in rows) for name in rows[0]}
-
-
-class Failed(Exception):
-    """A command of the demo failed; the message says which and how."""
-
-
-@contextlib.contextmanager
-def server(binary, work):
-    """A kvtierd on host memory and free ports; gives its address."""
-    ready = work / "ready.json"
-    command = [binary, "--listen=127.0.0.1:0", "--health-listen=127.0.0.1:0", "--metrics-listen=127.0.0.1:0"]
-    command += ["--device=host", "--memory=256MiB", f"--ready-file={ready}"]
-    with open(work / "kvtierd.log", "w+", encoding="utf-8") as log:
-        try:
-            process = subprocess.Popen(command, stderr=log)
-        except OSError as error:
-            raise Failed(f"{binary} can't be started: {error.strerror}; scripts/build makes it") from error
-        try:
-            deadline = time.monotonic() + 30
-            while not ready.exists():
-                if process.poll() is not None or time.monotonic() > deadline:
-                    log.seek(0)
-                    raise Failed(f"kvtierd did not get ready:\n{log.read()}")
-                time.sleep(0.02)
-            yield json.loads(ready.read_text())["listen"]
-        finally:
-            process.terminate()
-            process.wait(timeout=60)
 
 
 class Kvtier:
@@ -204,7 +122,7 @@ def main():
     results = []
     with tempfile.TemporaryDirectory() as folder:
         work = pathlib.Path(folder)
-        with server(args.bin / "kvtierd", work) as address, progress.status("") as status:
+        with server(args.bin / "kvtierd", work, "256MiB") as address, progress.status("") as status:
             kvtier = Kvtier(args.bin / "kvtier", address)
             formats = args.formats.split(",")
             for i, kv_cache_dtype in enumerate(formats, 1):
