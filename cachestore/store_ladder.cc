@@ -1,7 +1,6 @@
 // How a store makes room without losing tokens: pages that nobody uses are stored in fewer bits.
 
 #include <algorithm>
-#include <numeric>
 #include <utility>
 
 #include "cachestore/base/errors.h"
@@ -23,10 +22,6 @@ std::vector<std::int64_t> PartSizes(const Model& model) {
       if (tensor->dim() > 0) sizes.push_back(tensor->layout.bytes);
   }
   return sizes;
-}
-
-std::int64_t SumOf(const std::vector<std::int64_t>& sizes) {
-  return std::accumulate(sizes.begin(), sizes.end(), std::int64_t{0});
 }
 
 const Model& RungOf(const Evictor::Lowering& lowering) {
@@ -131,14 +126,16 @@ absl::StatusOr<std::vector<Allocation>> Store::TakeForLowering(
 }
 
 void Store::KeepHeadroom() {
-  // Piece by piece, as the parts are: of what a step lets go there may be no larger one.
-  std::vector<std::int64_t> sizes;
-  for (const std::shared_ptr<ModelEntry>& model :
-       namespaces_.ladders() > 0 ? models_.All() : std::vector<std::shared_ptr<ModelEntry>>()) {
+  std::vector<std::shared_ptr<ModelEntry>> models;
+  if (namespaces_.ladders() > 0) models = models_.All();
+  const Model* largest = nullptr;  // of what a first step makes
+  for (const std::shared_ptr<ModelEntry>& model : models) {
     if (model->rungs().empty()) continue;
-    const std::vector<std::int64_t> own = PartSizes(*model->rungs().front());
-    if (SumOf(own) > SumOf(sizes)) sizes = own;
+    const Model& first = *model->rungs().front();
+    if (largest == nullptr || ColumnBytes(first) > ColumnBytes(*largest)) largest = &first;
   }
+  // Piece by piece, as the parts are: of what a step lets go there may be no larger one.
+  const auto sizes = largest == nullptr ? std::vector<std::int64_t>() : PartSizes(*largest);
   MutexLock lock(&headroom_mutex_);
   if (headroom_.size() > sizes.size() ||
       !std::equal(headroom_.begin(), headroom_.end(), sizes.begin(),

@@ -5,6 +5,17 @@
 #include <utility>
 
 namespace kvtier::cachestore {
+namespace {
+
+HashBlocks WithKeysOf(const BlockRange& range) {
+  HashBlocks copy;
+  copy.root = range.blocks->root;
+  copy.first = range.blocks->first + range.begin;
+  copy.keys = {range.keys().begin(), range.keys().end()};
+  return copy;
+}
+
+}  // namespace
 
 absl::Span<const PrefixKey> BlockRange::keys() const {
   if (empty()) return {};
@@ -30,26 +41,19 @@ HashBlocksPtr HashBlocksOf(const std::string& name_space, const std::string& mod
 }
 
 HashBlocksPtr KeysOf(const BlockRange& range) {
-  auto copy = std::make_shared<HashBlocks>();
-  copy->root = range.blocks->root;
-  copy->first = range.blocks->first + range.begin;
-  copy->keys = {range.keys().begin(), range.keys().end()};
-  return copy;
+  return std::make_shared<HashBlocks>(WithKeysOf(range));
 }
 
 HashBlocksPtr CopyOf(const BlockRange& range) {
   const HashBlocks& all = *range.blocks;
   if (range.empty()) return NoBlocks();
-  auto copy = std::make_shared<HashBlocks>();
-  copy->root = all.root;
-  copy->first = all.first + range.begin;
+  auto copy = std::make_shared<HashBlocks>(WithKeysOf(range));
   copy->parent =
       range.begin == 0 ? all.parent : all.keys[static_cast<std::size_t>(range.begin - 1)];
   const auto slice = [&](const auto& from, std::int64_t each, auto& to) {
     if (!from.empty())
       to.assign(from.begin() + range.begin * each, from.begin() + range.end * each);
   };
-  slice(all.keys, 1, copy->keys);
   slice(all.token_ids, all.root->block_tokens, copy->token_ids);
   slice(all.hashes, 1, copy->hashes);
   std::copy_if(all.extra_keys.begin(), all.extra_keys.end(), std::back_inserter(copy->extra_keys),
