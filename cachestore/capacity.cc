@@ -21,7 +21,7 @@ double Ratio(std::int64_t numerator, std::int64_t denominator) {
 
 ModelCapacity CapacityOf(const Model& model, const ModelTotals& totals, std::int64_t free) {
   ModelCapacity capacity;
-  capacity.source_bytes = totals.tokens_held * model.source_bytes_per_token;
+  capacity.source_bytes = totals.tokens_held * model.source_bytes_per_token - totals.left_bytes;
   capacity.stored_bytes = totals.held.allocated;
   capacity.compression_ratio = Ratio(capacity.source_bytes, capacity.stored_bytes);
   capacity.mean_tokens = MeanTokens(model, totals);

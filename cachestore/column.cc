@@ -45,6 +45,7 @@ Column::Column(std::shared_ptr<const Column> before, Content content, const Owne
       layers_(std::move(content.layers)) {
   MutexLock lock(&mutex_);
   held_ = HeldOf(layers_);
+  keepers_.assign(owner_.model->model().windows.size(), 1);
   for (const Layer& layer : layers_) {
     for (const auto& part : {layer.k, layer.v})
       if (part != nullptr) saturated_ += part->saturated_values();
@@ -55,13 +56,51 @@ Column::Column(std::shared_ptr<const Column> before, Content content, const Owne
 Column::~Column() {
   owner_.name_space->index.Remove(AllOf(blocks_), this);
   evictor_.Remove(node_);
-  owner_.model->Add({.tokens_held = -owner_.model->model().page_tokens});
+  MutexLock lock(&mutex_);
+  owner_.model->Add(
+      {.tokens_held = -owner_.model->model().page_tokens, .left_bytes = -left_bytes_});
 }
 
 void Column::Swap(std::vector<Layer>& layers) const {
   MutexLock lock(&mutex_);
+  for (std::size_t i = 0; i < layers.size(); ++i)
+    if (layers_[i].k == nullptr) layers[i] = {};
   layers_.swap(layers);
   held_ = HeldOf(layers_);
+}
+
+bool Column::Keep(std::size_t window) const {
+  MutexLock lock(&mutex_);
+  if (keepers_[window] == 0) return false;
+  ++keepers_[window];
+  return true;
+}
+
+void Column::Leave(std::size_t window) const {
+  const Model& model = owner_.model->model();
+  std::vector<Layer> left;  // until after the lock
+  MutexLock lock(&mutex_);
+  if (--keepers_[window] > 0) return;
+  std::int64_t bytes = 0;
+  for (const std::size_t layer : model.windows[window].layers) {
+    left.push_back(std::exchange(layers_[layer], {}));
+    bytes += model.page_tokens * model.layers[layer].source_bytes();
+  }
+  held_ = HeldOf(layers_);
+  left_bytes_ += bytes;
+  owner_.model->Add({.left_bytes = bytes});
+}
+
+bool Column::Hits(std::int64_t tokens) const {
+  const Model& model = owner_.model->model();
+  for (std::size_t i = 0; i < model.windows.size(); ++i) {
+    const std::int64_t first = model.windows[i].FirstSeenPage(tokens, model.page_tokens);
+    for (const Column* column = this; column != nullptr && column->page_ >= first;
+         column = column->before_.get()) {
+      if (column->page_ * model.page_tokens < tokens && !column->Has(i)) return false;
+    }
+  }
+  return true;
 }
 
 std::int64_t Column::end_token() const { return (page_ + 1) * owner_.model->model().page_tokens; }

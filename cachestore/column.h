@@ -14,12 +14,13 @@
 namespace kvtier::cachestore {
 
 // One page of every layer, final, behind the pages before it: what sequences that begin alike
-// share. Whoever holds a column holds, by its `before`, all of a prefix. Nothing of it changes but
-// the format of its parts, while nobody uses it. Thread-safe.
+// share. Whoever holds a column holds, by its `before`, all of a prefix, but for the layers of
+// Model::windows: what these have here goes once nobody keeps the window (KeptWindows). Nothing
+// else of it changes but the format of its parts, while nobody uses it. Thread-safe.
 class Column : public std::enable_shared_from_this<Column> {
  public:
   struct Layer {
-    std::shared_ptr<const Part> k;
+    std::shared_ptr<const Part> k;  // null once it went with its window, as is V
     std::shared_ptr<const Part> v;  // null where the layer has no V
   };
 
@@ -29,7 +30,8 @@ class Column : public std::enable_shared_from_this<Column> {
   };
 
   // Is found by its blocks until it goes. `before`: null for page 0. What `home` points to must
-  // outlive it. The `end` of its maker stands behind it from now on, so that it isn't evicted.
+  // outlive it. The `end` of its maker stands behind it from now on, so that it isn't evicted; its
+  // maker keeps its windows.
   static std::shared_ptr<Column> Make(std::shared_ptr<const Column> before, Content content,
                                       const Owner& owner, const SequenceHome& home,
                                       EvictionNode& end);
@@ -44,7 +46,8 @@ class Column : public std::enable_shared_from_this<Column> {
     MutexLock lock(&mutex_);
     return layers_[index];
   }
-  // `layers` take the place of those that they were made of, which they are then.
+  // `layers` take the place of those that they were made of, which they are then; of what went
+  // meanwhile they do not.
   void Swap(std::vector<Layer>& layers) const ABSL_LOCKS_EXCLUDED(mutex_);
   const Owner& owner() const { return owner_; }
   const HashBlocks& blocks() const { return *blocks_; }
@@ -55,9 +58,21 @@ class Column : public std::enable_shared_from_this<Column> {
   std::int64_t saturated_values() const { return saturated_; }
   EvictionNode& node() const { return node_; }
 
+  // What the layers of a window have here stays until Leave. False where it went already.
+  bool Keep(std::size_t window) const ABSL_LOCKS_EXCLUDED(mutex_);
+  void Leave(std::size_t window) const ABSL_LOCKS_EXCLUDED(mutex_);
+  // Whether all is here that the windows see of the first `tokens` tokens, the last of which lie in
+  // this column or before it.
+  bool Hits(std::int64_t tokens) const;
+
  private:
   Column(std::shared_ptr<const Column> before, Content content, const Owner& owner,
          const SequenceHome& home);
+
+  bool Has(std::size_t window) const ABSL_LOCKS_EXCLUDED(mutex_) {
+    MutexLock lock(&mutex_);
+    return keepers_[window] > 0;
+  }
 
   const std::shared_ptr<const Column> before_;
   const std::int64_t page_;
@@ -70,6 +85,8 @@ class Column : public std::enable_shared_from_this<Column> {
   mutable Mutex mutex_;
   mutable std::vector<Layer> layers_ ABSL_GUARDED_BY(mutex_);
   mutable MemoryHeld held_ ABSL_GUARDED_BY(mutex_);
+  mutable std::vector<std::int64_t> keepers_ ABSL_GUARDED_BY(mutex_);  // of each window
+  mutable std::int64_t left_bytes_ ABSL_GUARDED_BY(mutex_) = 0;  // ModelTotals::left_bytes of it
 };
 
 // The columns of a sequence from page 0 on. Lets go of the last first: a column whose `before` is

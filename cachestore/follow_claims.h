@@ -33,6 +33,7 @@ struct FollowStanding {
 // Who follows one sequence. Not thread-safe: the sequence's lock guards it.
 class FollowClaims {
  public:
+  bool empty() const { return live_.empty(); }
   void Add(std::shared_ptr<FollowClaim> claim) { live_.push_back(std::move(claim)); }
   void Remove(const std::shared_ptr<FollowClaim>& claim) { std::erase(live_, claim); }
 

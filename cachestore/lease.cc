@@ -38,7 +38,7 @@ void Lease::End() {
     ended_ = CheckLocked();
     if (ended_.ok()) ended_ = Error(Reason::kLeaseEnded, "the lease was released");
   }
-  sequence_->Unhold();
+  sequence_->Unhold(tokens_);
 }
 
 }  // namespace kvtier::cachestore

@@ -14,6 +14,7 @@ ModelTotals& ModelTotals::operator+=(const ModelTotals& other) {
   sealed_sequences += other.sealed_sequences;
   sequence_tokens += other.sequence_tokens;
   tokens_held += other.tokens_held;
+  left_bytes += other.left_bytes;
   appended_tokens += other.appended_tokens;
   appended_bytes += other.appended_bytes;
   read_tokens += other.read_tokens;

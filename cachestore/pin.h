@@ -17,8 +17,13 @@ namespace kvtier::cachestore {
 // Thread-safe.
 class Pin {
  public:
-  // Of sequences that were pinned so (Sequence::AddPin), which it gives back when it ends.
-  Pin(std::vector<std::shared_ptr<Sequence>> sequences, PinKind kind, absl::Time deadline)
+  // A sequence that was pinned, with so many tokens (Sequence::AddPin).
+  struct Pinned {
+    std::shared_ptr<Sequence> sequence;
+    std::int64_t tokens = 0;
+  };
+  // Gives them back when it ends.
+  Pin(std::vector<Pinned> sequences, PinKind kind, absl::Time deadline)
       : kind_(kind), deadline_(deadline), sequences_(std::move(sequences)) {}
   ~Pin() { End(); }
   Pin(const Pin&) = delete;
@@ -29,23 +34,26 @@ class Pin {
   void Follow(const std::shared_ptr<Sequence>& sequence, const std::shared_ptr<Sequence>& successor)
       ABSL_LOCKS_EXCLUDED(mutex_) {
     MutexLock lock(&mutex_);
-    const auto pinned = std::find(sequences_.begin(), sequences_.end(), sequence);
+    const auto pinned =
+        std::find_if(sequences_.begin(), sequences_.end(),
+                     [&](const Pinned& candidate) { return candidate.sequence == sequence; });
     if (ended_ || pinned == sequences_.end() || successor == sequence) return;
-    if (!successor->AddPin(kind_, -1).ok()) return;
-    sequence->RemovePin(kind_);
-    *pinned = successor;
+    const auto tokens = successor->AddPin(kind_, -1);
+    if (!tokens.ok()) return;
+    sequence->RemovePin(kind_, pinned->tokens);
+    *pinned = {successor, *tokens};
   }
   void End() ABSL_LOCKS_EXCLUDED(mutex_) {
     MutexLock lock(&mutex_);
     if (std::exchange(ended_, true)) return;
-    for (const auto& sequence : sequences_) sequence->RemovePin(kind_);
+    for (const Pinned& pinned : sequences_) pinned.sequence->RemovePin(kind_, pinned.tokens);
   }
 
  private:
   const PinKind kind_;
   const absl::Time deadline_;
   Mutex mutex_;  // before the sequence's
-  std::vector<std::shared_ptr<Sequence>> sequences_ ABSL_GUARDED_BY(mutex_);
+  std::vector<Pinned> sequences_ ABSL_GUARDED_BY(mutex_);
   bool ended_ ABSL_GUARDED_BY(mutex_) = false;
 };
 

@@ -128,10 +128,19 @@ PrefixIndex::Found PrefixIndex::FindAmong(absl::Span<const PrefixKey> keys, bool
   // A holder that is going away can't be locked any more.
   for (; !held.empty(); held.pop_back()) {
     Found found{.blocks = static_cast<std::int64_t>(held.size()), .column = {}, .sequence = {}};
-    const auto lock_holder = [](auto* holder) { return holder->weak_from_this().lock(); };
-    found.column = held.back()->columns.FirstOf(lock_holder);
-    if (found.column == nullptr && sequences)
-      found.sequence = held.back()->sequences.FirstOf(lock_holder);
+    found.column = held.back()->columns.FirstOf([&](const Column* column) {
+      const Model& model = column->owner().model->model();
+      std::int64_t tokens = found.blocks * model.request.spec.hash_block_tokens;
+      if (!sequences) tokens -= tokens % model.page_tokens;
+      return column->Hits(tokens) ? column->weak_from_this().lock() : nullptr;
+    });
+    if (found.column == nullptr && sequences) {
+      found.sequence = held.back()->sequences.FirstOf([&](Sequence* sequence) {
+        const Model& model = sequence->model().model();
+        const bool hits = sequence->Hits(found.blocks * model.request.spec.hash_block_tokens);
+        return hits ? sequence->weak_from_this().lock() : nullptr;
+      });
+    }
     if (found.column != nullptr || found.sequence != nullptr) return found;
   }
   return {};

@@ -32,15 +32,16 @@ class PrefixIndex {
   // How many of a prompt's keys are held, from the first on.
   std::int64_t CountHeld(absl::Span<const PrefixKey> keys) const ABSL_LOCKS_EXCLUDED(mutex_);
 
-  // Who holds the last of these keys that somebody holds; a column rather than a sequence. Of none
-  // both are null. A column may reach past the key's block.
+  // Who holds the last of these keys that somebody holds, and all that the model's windows see
+  // there; a column rather than a sequence. Of none both are null. A column may reach past the
+  // key's block.
   struct Found {
     std::int64_t blocks = 0;
     std::shared_ptr<const Column> column;
     std::shared_ptr<Sequence> sequence;
   };
   Found Find(absl::Span<const PrefixKey> keys) const ABSL_LOCKS_EXCLUDED(mutex_);
-  // The same of columns alone.
+  // The same of columns alone, and of what windows see of their whole pages.
   Found FindColumn(absl::Span<const PrefixKey> keys) const ABSL_LOCKS_EXCLUDED(mutex_);
 
   // Where it says which keys come and go, as long as somebody keeps that alive; null where nobody

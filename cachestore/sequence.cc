@@ -10,16 +10,29 @@
 #include "cachestore/base/status_macros.h"
 
 namespace kvtier::cachestore {
+namespace {
+
+// Where a read begins in a layer.
+std::int64_t FirstWithinWindow(const LayerSpec& layer, const ReadRange& range, std::int64_t end,
+                               int page_tokens) {
+  if (!range.within_windows || layer.kind != LayerKind::kSlidingWindow) return range.first_token;
+  const std::int64_t seen = std::max(range.first_token, end - layer.window);
+  if (range.step_tokens == 0) return std::max(range.first_token, seen / page_tokens * page_tokens);
+  return seen - (seen - range.first_token) % range.step_tokens;
+}
+
+}  // namespace
+
 Sequence::Sequence(SequenceKey key, Owner owner, const SequenceHome& home, absl::Time now,
                    SequenceStart start)
     : key_(std::move(key)),
       owner_(std::move(owner)),
       home_(home),
       counts_(!start.for_reader),
-      begun_pages_(start.path.pages()),
       end_(owner_.node_place(), this),
       state_(start.for_reader ? SequenceState::kSealed : SequenceState::kOpen),
       path_(std::move(start.path)),
+      windows_(owner_.model->model(), path_),
       writers_(owner_.model->model()),
       last_message_(now),
       blocks_(std::move(start.blocks)) {
@@ -31,6 +44,13 @@ Sequence::Sequence(SequenceKey key, Owner owner, const SequenceHome& home, absl:
   } else {
     GuardEnd();
   }
+  // A window may have moved on.
+  if (counts_ && !windows_.Reach(path_, std::max(PathTokens(), start.tokens))) {
+    home_.evictor.MoveBack(end_, nullptr);
+    CutPath(0);
+    StartLayers();
+  }
+  begun_pages_ = path_.pages();
   lost_tokens_ = 0;
   reported_.appended_tokens = PathTokens();  // counted when they came
   Report(0);
@@ -155,7 +175,12 @@ void Sequence::DropLocked(const absl::Status& why, Notices& notices) {
 void Sequence::LetGo() {
   home_.evictor.Remove(end_);
   layers_.clear();
-  path_.CutTo(0);
+  CutPath(0);
+}
+
+void Sequence::CutPath(std::int64_t pages) {
+  windows_.CutTo(path_, pages);
+  path_.CutTo(pages);
 }
 
 bool Sequence::Drop(const absl::Status& why) {
@@ -221,18 +246,42 @@ absl::StatusOr<SequencePins> Sequence::Pin(const ReadRange& range) {
       .end_token = Committed(),
       .sealed = state_ == SequenceState::kSealed && counts_ && committed == Committed()};
   for (int layer = range.shard.first_layer; layer < range.shard.end_layer(); ++layer) {
-    const auto index = static_cast<std::size_t>(layer);
-    const LayerState& state = layers_[index];
-    pins.layers.push_back({.k = PinTensor(state.k, index, range, end), .v = {}});
-    if (state.v.model().dim() > 0) pins.layers.back().v = PinTensor(state.v, index, range, end);
+    KVT_ASSIGN_OR_RETURN(SequencePins::Layer pinned,
+                         PinLayer(static_cast<std::size_t>(layer), range, end));
+    pins.layers.push_back(std::move(pinned));
   }
   return pins;
 }
 
-TensorPins Sequence::PinTensor(const LayerTensor& tensor, std::size_t layer, const ReadRange& range,
-                               std::int64_t end) const {
+absl::StatusOr<SequencePins::Layer> Sequence::PinLayer(std::size_t layer, const ReadRange& range,
+                                                       std::int64_t end) const {
   const int page_tokens = owner_.model->model().page_tokens;
-  TensorPins pins{.model = &tensor.model(), .first_page = range.first_token / page_tokens};
+  const LayerState& state = layers_[layer];
+  const LayerModel& model = owner_.model->model().layers[layer];
+  const std::int64_t first = FirstWithinWindow(model.spec, range, end, page_tokens);
+  SequencePins::Layer pins{
+      .first_token = first, .k = PinTensor(state.k, layer, first, end), .v = {}};
+  if (model.v.dim() > 0) pins.v = PinTensor(state.v, layer, first, end);
+  if (model.kept_window < 0) return pins;
+  // Of a window that moves on meanwhile K may still be here and V not.
+  for (const TensorPins* tensor : {&pins.v, &pins.k}) {
+    const auto gone = std::find_if(tensor->parts.rbegin(), tensor->parts.rend(),
+                                   [](const auto& part) { return part.part == nullptr; });
+    if (gone == tensor->parts.rend()) continue;
+    const std::int64_t kept = (first / page_tokens + (tensor->parts.rend() - gone)) * page_tokens;
+    return Error(
+        Reason::kBehindWindow,
+        fmt::format("tokens {} to {} of layer {} of sequence \"{}\" are gone: its window is {} "
+                    "(retention=window); set within_windows, or read from token {} on",
+                    first, kept - 1, layer, key_.id, model.spec.window, kept));
+  }
+  return pins;
+}
+
+TensorPins Sequence::PinTensor(const LayerTensor& tensor, std::size_t layer,
+                               std::int64_t first_token, std::int64_t end) const {
+  const int page_tokens = owner_.model->model().page_tokens;
+  TensorPins pins{.model = &tensor.model(), .first_page = first_token / page_tokens};
   const std::int64_t end_page = std::min(AlignUp(end, page_tokens) / page_tokens, path_.pages());
   for (std::int64_t page = pins.first_page; page < end_page; ++page) {
     const Column::Layer column = path_[page].layer(layer);
@@ -281,6 +330,7 @@ SequenceDescription Sequence::Describe(bool with_layers) const {
     out.v_saturated_values = static_cast<std::int64_t>(layer.v.saturated());
     for (std::int64_t page = 0; page < shared; ++page) {
       const Column::Layer& column = path_[page].layer(i);
+      if (column.k == nullptr) continue;  // what went behind a window is known of all layers only
       out.k_saturated_values += column.k->saturated_values();
       if (has_v) out.v_saturated_values += column.v->saturated_values();
     }

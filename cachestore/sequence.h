@@ -14,6 +14,7 @@
 #include "cachestore/column.h"
 #include "cachestore/follow_claims.h"
 #include "cachestore/home.h"
+#include "cachestore/kept_windows.h"
 #include "cachestore/layer_tensor.h"
 #include "cachestore/prefix_index.h"
 #include "cachestore/writer_claims.h"
@@ -72,6 +73,10 @@ struct ReadRange {
   // Past which nothing is read, whatever is committed.
   std::int64_t limit = std::numeric_limits<std::int64_t>::max();
   bool received = false;  // what the shard has received is as good as committed
+  // Of a layer with a window only what that sees at the range's end, and before that as much as
+  // makes whole steps from first_token on; of pages, where step_tokens is 0.
+  bool within_windows = false;
+  std::int64_t step_tokens = 1;
 };
 
 // What a read holds of one sequence: its bytes stay as they were when it was taken, whatever
@@ -85,6 +90,7 @@ struct SequencePins {
   std::int64_t end_token = 0;         // of the sequence
   bool sealed = false;
   struct Layer {
+    std::int64_t first_token = 0;  // that the reader may have of it
     TensorPins k;
     TensorPins v;
   };
@@ -95,6 +101,7 @@ struct SequencePins {
 // are known. One for a reader is Sequence::ForReader's.
 struct SequenceStart {
   Path path;
+  std::int64_t tokens = 0;  // that it will begin with, where that is more than the columns have
   HashBlocksPtr blocks = NoBlocks();
   bool for_reader = false;
 };
@@ -110,7 +117,7 @@ struct SequenceFork {
 // One request's token stream: per layer and head how far it has got, and the K and V held. Pages
 // that are final in every layer are columns, which sequences share; the rest is its own.
 // Thread-safe; its lock is held while an append's codecs run, so that what readers find is never
-// half an append.
+// half an append. Of the layers of Model::windows it keeps what KeptWindows says.
 class Sequence : public std::enable_shared_from_this<Sequence> {
  public:
   Sequence(SequenceKey key, Owner owner, const SequenceHome& home, absl::Time now,
@@ -124,6 +131,9 @@ class Sequence : public std::enable_shared_from_this<Sequence> {
   const ModelEntry& model() const { return *owner_.model; }
   const Owner& owner() const { return owner_; }
   bool for_reader() const { return !counts_; }
+  // Whether all that the windows see of its first `tokens` tokens is here, as far as it keeps that:
+  // for those behind its columns.
+  bool Hits(std::int64_t tokens) const { return windows_.Hits(tokens); }
 
   // As WriterClaims::Add; the older ones end. `blocks`: of the writer's prompt; FAILED_PRECONDITION
   // where they are of another prompt than the sequence's.
@@ -141,9 +151,9 @@ class Sequence : public std::enable_shared_from_this<Sequence> {
   absl::Status Seal(std::int64_t tokens) ABSL_LOCKS_EXCLUDED(mutex_);
 
   // Cuts an open sequence to `tokens` tokens, which every layer and head must have, inside no group
-  // of codes; what is codes stays codes. `epoch` as a writer's: those of the same or a lower one
-  // end. Where somebody has a hold on what it cuts off, it does nothing but `copies`: a successor
-  // has to be cut in its stead.
+  // of codes; what is codes stays codes. FAILED_PRECONDITION where a window has moved on. `epoch`
+  // as a writer's: those of the same or a lower one end. Where somebody has a hold on what it cuts
+  // off, it does nothing but `copies`: a successor has to be cut in its stead.
   absl::Status Truncate(std::int64_t tokens, std::uint64_t epoch, absl::Time now, bool& copies,
                         std::int64_t& needed) ABSL_LOCKS_EXCLUDED(mutex_);
   // One that is as this is, without its writers and without a name, to take its place.
@@ -155,9 +165,10 @@ class Sequence : public std::enable_shared_from_this<Sequence> {
 
   // A hold on its first `tokens` tokens: they stay readable, after it is dropped as well, until the
   // hold is given back. -1: of all that is committed. How many; NOT_FOUND where it has not so many,
-  // or is gone.
+  // or not what the windows see of them, or is gone.
   absl::StatusOr<std::int64_t> Hold(std::int64_t tokens) ABSL_LOCKS_EXCLUDED(mutex_);
-  void Unhold() ABSL_LOCKS_EXCLUDED(mutex_);
+  // `tokens`: how many that were.
+  void Unhold(std::int64_t tokens) ABSL_LOCKS_EXCLUDED(mutex_);
 
   // A reader's sequence of its columns; null where there are none, or it is such a one itself.
   std::shared_ptr<Sequence> Columns(absl::Time now) const ABSL_LOCKS_EXCLUDED(mutex_);
@@ -165,7 +176,7 @@ class Sequence : public std::enable_shared_from_this<Sequence> {
   // and what comes back, as of Hold.
   absl::StatusOr<std::int64_t> AddPin(PinKind kind, std::int64_t tokens)
       ABSL_LOCKS_EXCLUDED(mutex_);
-  void RemovePin(PinKind kind) ABSL_LOCKS_EXCLUDED(mutex_);
+  void RemovePin(PinKind kind, std::int64_t tokens) ABSL_LOCKS_EXCLUDED(mutex_);
 
   // Gone from now on. It lets go of everything held once nobody has a hold on it; what readers
   // pinned goes when they do. `why` ends the live writers. False if it was gone.
@@ -186,8 +197,8 @@ class Sequence : public std::enable_shared_from_this<Sequence> {
   // By one who has a hold on it: another sequence, open, that begins as this one does. At the
   // length where all layers and heads stand it is exact, with copies of what is not in columns;
   // before, it has the whole columns of `tokens` only. -1: to the committed length. OUT_OF_RANGE
-  // past that; RESOURCE_EXHAUSTED when the budget has no room for the copies, and `needed` is what
-  // they take.
+  // past that; NOT_FOUND where a window has moved on; RESOURCE_EXHAUSTED when the budget has no
+  // room for the copies, and `needed` is what they take.
   absl::StatusOr<SequenceFork> Fork(SequenceKey key, std::int64_t tokens, absl::Time now,
                                     std::int64_t& needed) const ABSL_LOCKS_EXCLUDED(mutex_);
   // A fork is found by its keys from now on.
@@ -269,6 +280,9 @@ class Sequence : public std::enable_shared_from_this<Sequence> {
   std::int64_t BlocksIn(std::int64_t tokens) const;
   std::int64_t PathTokens() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void LetGo() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void CutPath(std::int64_t pages) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Whoever follows it has yet to read what is behind its windows.
+  void LetGoBehindWindows() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // All layers with nothing behind the path.
   void StartLayers() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Its end goes, and so many columns before it as were evicted.
@@ -294,8 +308,12 @@ class Sequence : public std::enable_shared_from_this<Sequence> {
   void Unlist() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Pages before where its residual begins to count: what is counted of them, the columns know.
   std::int64_t SharedPages() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  TensorPins PinTensor(const LayerTensor& tensor, std::size_t layer, const ReadRange& range,
+  TensorPins PinTensor(const LayerTensor& tensor, std::size_t layer, std::int64_t first_token,
                        std::int64_t end) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // NOT_FOUND where some of it went behind its window.
+  absl::StatusOr<SequencePins::Layer> PinLayer(std::size_t layer, const ReadRange& range,
+                                               std::int64_t end) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   LayerTensor::Memory Memory() const { return {home_.arena, owner_.memory(), home_.device}; }
   // Brings the model's totals up to what this sequence holds now.
   void Report(std::int64_t source_bytes) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -304,8 +322,7 @@ class Sequence : public std::enable_shared_from_this<Sequence> {
   const SequenceKey key_;
   const Owner owner_;
   const SequenceHome home_;
-  const bool counts_;               // in the model's totals
-  const std::int64_t begun_pages_;  // others' columns that it was begun with
+  const bool counts_;  // in the model's totals
 
   // The evictor's lock guards it.
   EvictionNode end_;
@@ -313,6 +330,8 @@ class Sequence : public std::enable_shared_from_this<Sequence> {
   mutable Mutex mutex_;
   SequenceState state_ ABSL_GUARDED_BY(mutex_) = SequenceState::kOpen;
   Path path_ ABSL_GUARDED_BY(mutex_);
+  KeptWindows windows_;                                   // but for Hits guarded by mutex_
+  std::int64_t begun_pages_ ABSL_GUARDED_BY(mutex_) = 0;  // others' columns that it was begun with
   std::vector<LayerState> layers_ ABSL_GUARDED_BY(mutex_);  // what is behind the path
   WriterClaims writers_ ABSL_GUARDED_BY(mutex_);
   FollowClaims followers_ ABSL_GUARDED_BY(mutex_);

@@ -22,6 +22,7 @@ absl::Status Sequence::Follow(std::shared_ptr<FollowClaim> claim) {
 void Sequence::Unfollow(const std::shared_ptr<FollowClaim>& claim) {
   MutexLock lock(&mutex_);
   followers_.Remove(claim);
+  LetGoBehindWindows();
 }
 
 void Sequence::EndFollowers(const absl::Status& why, Notices& notices) {

@@ -17,9 +17,19 @@ absl::StatusOr<std::int64_t> Sequence::Keep(std::int64_t tokens) {
   GuardEnd();
   Report(0);
   const std::int64_t committed = Committed();
-  if (tokens <= committed && (tokens >= 0 || committed > 0 || sealed_tokens_ == 0))
-    return tokens < 0 ? committed : tokens;
+  const bool held = tokens <= committed && (tokens >= 0 || committed > 0 || sealed_tokens_ == 0);
+  const std::int64_t kept = tokens < 0 ? committed : tokens;
+  // Of a sequence as it is, what a window let go of is not missed.
+  if (held && (windows_.Reach(path_, kept) || tokens < 0)) {
+    windows_.Want(kept);
+    return kept;
+  }
   home_.evictor.Unguard(end_, Evictor::Use::kNone);
+  if (held) {
+    return Error(
+        Reason::kBehindWindow,
+        fmt::format("of the {} tokens of sequence \"{}\" a window has moved on", kept, key_.id));
+  }
   return Error(Reason::kUnknownSequence,
                fmt::format("sequence \"{}\" has {} of {} tokens", key_.id, committed,
                            tokens < 0 ? sealed_tokens_ : tokens));
@@ -45,8 +55,10 @@ absl::StatusOr<std::int64_t> Sequence::AddPin(PinKind kind, std::int64_t tokens)
   return tokens;
 }
 
-void Sequence::RemovePin(PinKind kind) {
+void Sequence::RemovePin(PinKind kind, std::int64_t tokens) {
   MutexLock lock(&mutex_);
+  windows_.Unwant(tokens);
+  LetGoBehindWindows();
   if (kind == PinKind::kSoft) {
     if (--soft_pins_ == 0) home_.evictor.SetPinned(end_, false);
     return;
@@ -55,9 +67,11 @@ void Sequence::RemovePin(PinKind kind) {
   if (state_ != SequenceState::kGone) home_.evictor.Unguard(end_, Evictor::Use::kNone);
 }
 
-void Sequence::Unhold() {
+void Sequence::Unhold(std::int64_t tokens) {
   MutexLock lock(&mutex_);
   KVT_CHECK(holds_ > 0);
+  windows_.Unwant(tokens);
+  LetGoBehindWindows();
   if (--holds_ == 0) held_tokens_ = 0;
   if (state_ != SequenceState::kGone) {
     home_.evictor.Unguard(end_, Evictor::Use::kRead);
@@ -65,6 +79,10 @@ void Sequence::Unhold() {
     LetGo();
     Report(0);
   }
+}
+
+void Sequence::LetGoBehindWindows() {
+  if (followers_.empty()) windows_.MoveOn(path_, Committed());
 }
 
 void Sequence::GuardEnd() {
@@ -76,7 +94,7 @@ void Sequence::CutEvicted() {
   Unlist();
   while (home_.evictor.ColumnEvicted(end_)) {
     home_.evictor.StandBehind(end_, path_.NodeAt(path_.pages() - 1));
-    path_.CutTo(path_.pages() - 1);
+    CutPath(path_.pages() - 1);
   }
   StartLayers();
   lost_tokens_ += before - Committed();

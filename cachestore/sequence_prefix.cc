@@ -60,6 +60,7 @@ void Sequence::Publish() {
   index.Remove({blocks_, indexed_begin_, std::min(begin, indexed_end_)}, this);
   indexed_begin_ = begin;
   indexed_end_ = end;
+  LetGoBehindWindows();
 }
 
 std::int64_t Sequence::FinalPages(std::int64_t most) const {
@@ -133,6 +134,14 @@ absl::StatusOr<SequenceFork> Sequence::Fork(SequenceKey key, std::int64_t tokens
     start.path.CutTo(tokens / owner_.model->model().page_tokens);
     tokens = start.path.pages() * owner_.model->model().page_tokens;
   }
+  if (!Hits(tokens)) {
+    return Error(
+        Reason::kBehindWindow,
+        fmt::format("tokens is {}; of sequence \"{}\", which has {}, the windows have moved "
+                    "on from there (retention=window)",
+                    tokens, key_.id, committed));
+  }
+  start.tokens = tokens;
   start.blocks = CopyOf(BlocksOf(tokens));
   if (exact) {
     KVT_RETURN_IF_ERROR(CheckRoomForCopy(needed));

@@ -67,6 +67,8 @@ absl::StatusOr<SequenceReader> SequenceReader::Make(std::shared_ptr<const Lease>
     const int index = p.shard.first_layer + i;
     const LayerModel& model = p.model->model().layers[static_cast<std::size_t>(index)];
     LayerOutput out{.layer = index,
+                    .first_token = layer.first_token,
+                    .tokens = p.first_token + p.tokens - layer.first_token,
                     .heads = p.shard.HeadsIn(model.spec.kv_heads),
                     .k_dim = model.k.dim(),
                     .v_dim = model.v.dim(),
@@ -89,9 +91,11 @@ absl::StatusOr<SequenceReader> SequenceReader::Make(std::shared_ptr<const Lease>
 }
 
 absl::StatusOr<SequenceReader> SequenceReader::Open(std::shared_ptr<const Lease> lease,
-                                                    const ReadRange& range,
+                                                    const ReadRange& asked,
                                                     const ReadFormat& format, Device& device) {
   KVT_RETURN_IF_ERROR(lease->Check());
+  ReadRange range = asked;
+  range.step_tokens = format.stored ? 0 : std::max(1, format.block_tokens);
   KVT_ASSIGN_OR_RETURN(SequencePins pins, lease->sequence()->Pin(range));
   // It may have ended before the bytes were pinned.
   KVT_RETURN_IF_ERROR(lease->Check());
@@ -167,7 +171,8 @@ absl::Status SequenceReader::CheckBounds() const {
                         "needed: read values",
                         name));
       }
-      for (const std::int64_t token : {pins_.first_token, pins_.first_token + pins_.tokens}) {
+      const std::int64_t first = layers_[i].first_token;
+      for (const std::int64_t token : {first, first + layers_[i].tokens}) {
         KVT_RETURN_IF_ERROR(
             CheckGroupBound(pinned(i, side), heads(i), token, pins_.end_token, name));
       }
@@ -198,8 +203,8 @@ std::int64_t SequenceReader::total_bytes() const {
   for (std::size_t i = 0; i < layers_.size(); ++i) {
     const LayerOutput& layer = layers_[i];
     bytes += format_.stored
-                 ? StoredBytes(i, pins_.first_token, pins_.tokens)
-                 : pins_.tokens * (layer.k_bytes_per_token() + layer.v_bytes_per_token());
+                 ? StoredBytes(i, layer.first_token, layer.tokens)
+                 : layer.tokens * (layer.k_bytes_per_token() + layer.v_bytes_per_token());
   }
   return bytes;
 }
@@ -231,12 +236,13 @@ absl::StatusOr<bool> SequenceReader::MeasurePage(const std::optional<float>& ask
   const HeadRange range = heads(measuring_.layer);
   const std::int64_t page = tensor.model->layout.page_tokens, dim = tensor.model->dim();
   measuring_.largest.resize(static_cast<std::size_t>(range.count()), 0.0f);
-  if (measuring_.tokens == pins_.tokens) {
+  const LayerOutput& layer = layers_[measuring_.layer];
+  if (measuring_.tokens == layer.tokens) {
     scales = ScalesFor(measuring_.largest, *format_.as, format_.per_tensor_scales_only);
     return false;
   }
-  const std::int64_t first = pins_.first_token + measuring_.tokens;
-  const std::int64_t count = std::min(page, pins_.tokens - measuring_.tokens);
+  const std::int64_t first = layer.first_token + measuring_.tokens;
+  const std::int64_t count = std::min(page, layer.tokens - measuring_.tokens);
   KVT_RETURN_IF_ERROR(Verify(MutablePinned(measuring_.layer, measuring_.side), first, count));
   std::vector<float> values(static_cast<std::size_t>(count * dim));
   const std::uint64_t saturated = saturated_;

@@ -16,6 +16,10 @@ namespace kvtier::cachestore {
 // What comes out for one layer.
 struct LayerOutput {
   int layer = 0;
+  // Which of its tokens: to the range's end; from its first token on, or from where the layer's
+  // window begins.
+  std::int64_t first_token = 0;
+  std::int64_t tokens = 0;
   int heads = 0;
   int k_dim = 0;
   int v_dim = 0;
@@ -43,7 +47,7 @@ class SequenceReader {
   // The same of what it pins now, of `range` with its shard resolved. ABORTED where the lease has
   // ended; errors as Sequence::Pin.
   static absl::StatusOr<SequenceReader> Open(std::shared_ptr<const Lease> lease,
-                                             const ReadRange& range, const ReadFormat& format,
+                                             const ReadRange& asked, const ReadFormat& format,
                                              Device& device);
 
   const SequencePins& pins() const { return pins_; }

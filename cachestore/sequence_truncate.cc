@@ -47,6 +47,13 @@ absl::Status Sequence::Truncate(std::int64_t tokens, std::uint64_t epoch, absl::
         fmt::format("tokens is {}; sequence \"{}\" has {} committed", tokens, key_.id, committed));
   }
   KVT_ASSIGN_OR_RETURN(std::vector<PlannedCut> cuts, PlanCuts(tokens));
+  if (!windows_.Reach(path_, tokens)) {
+    return Error(
+        Reason::kTruncateTooShort,
+        fmt::format("tokens is {}; of sequence \"{}\", which has {}, the windows have moved "
+                    "on from there (retention=window)",
+                    tokens, key_.id, Committed()));
+  }
   copies = tokens < held_tokens_;
   if (copies) return absl::OkStatus();
   needed = 0;
@@ -69,7 +76,7 @@ void Sequence::CutTo(std::int64_t tokens, std::vector<PlannedCut> cuts) {
   blocks_ = CopyOf(BlocksOf(tokens));
   const std::int64_t pages = std::min(path_.pages(), tokens / owner_.model->model().page_tokens);
   home_.evictor.MoveBack(end_, path_.NodeAt(pages));
-  path_.CutTo(pages);
+  CutPath(pages);
   indexed_begin_ = indexed_end_ = BlocksOf(PathTokens()).end;
   Publish();
   Report(0);
@@ -94,8 +101,9 @@ absl::StatusOr<std::shared_ptr<Sequence>> Sequence::Successor(absl::Time now,
   KVT_RETURN_IF_ERROR(CheckHeld());
   KVT_RETURN_IF_ERROR(CheckOpen());
   KVT_RETURN_IF_ERROR(CheckRoomForCopy(needed));
-  auto successor = std::make_shared<Sequence>(key_, owner_, home_, now,
-                                              SequenceStart{.path = path_, .blocks = blocks_});
+  auto successor = std::make_shared<Sequence>(
+      key_, owner_, home_, now,
+      SequenceStart{.path = path_, .tokens = Committed(), .blocks = blocks_});
   KVT_RETURN_IF_ERROR(CopyEndTo(*successor));
   MutexLock successor_lock(&successor->mutex_);
   successor->writers_ = writers_.WithoutWriters();

@@ -142,7 +142,9 @@ absl::StatusOr<std::vector<std::int64_t>> Store::Lookup(const std::string& name_
   std::vector<std::int64_t> tokens;
   for (const Prompt& prompt : prompts) {
     const auto keys = PrefixKeysOf(name_space, model_id, block_tokens, prompt);
-    tokens.push_back(block_tokens * asked->index.CountHeld(keys));
+    const bool all_stays = model->model().windows.empty();
+    tokens.push_back(block_tokens *
+                     (all_stays ? asked->index.CountHeld(keys) : asked->index.Find(keys).blocks));
   }
   return tokens;
 }
@@ -254,19 +256,25 @@ std::vector<SequenceDescription> Store::List(const SequenceKey& after, int limit
 }
 
 int Store::ReclaimAbandoned() {
-  std::vector<std::shared_ptr<Sequence>> all;
-  {
-    MutexLock lock(&mutex_);
-    for (const auto& [key, sequence] : sequences_) all.push_back(sequence);
-  }
   const absl::Time now = clock_.Now();
   int reclaimed = 0;
-  for (const std::shared_ptr<Sequence>& sequence : all) {
-    if (!sequence->DropIdle(now, options_.open_sequence_deadline)) continue;
-    Forget(sequence);
-    ++reclaimed;
+  SequenceKey last;  // before all
+  for (;;) {
+    // A few at a time: nobody waits for a walk through all names.
+    std::vector<std::shared_ptr<Sequence>> some;
+    {
+      MutexLock lock(&mutex_);
+      for (auto it = order_.upper_bound(last); it != order_.end() && some.size() < 256; ++it)
+        some.push_back(sequences_.at(*it));
+    }
+    if (some.empty()) return reclaimed;
+    last = some.back()->key();
+    for (const std::shared_ptr<Sequence>& sequence : some) {
+      if (!sequence->DropIdle(now, options_.open_sequence_deadline)) continue;
+      Forget(sequence);
+      ++reclaimed;
+    }
   }
-  return reclaimed;
 }
 
 absl::StatusOr<std::shared_ptr<Sequence>> Store::Find(const SequenceKey& key) const {
@@ -280,7 +288,8 @@ absl::StatusOr<std::shared_ptr<Sequence>> Store::FindOrOpen(
     const SequenceKey& key, const std::shared_ptr<ModelEntry>& model, const HashBlocksPtr& blocks) {
   if (auto held = Find(key); held.ok()) return held;
   Owner owner{model, namespaces_.Get(key.name_space)};
-  SequenceStart start{SharedPath(model->model(), owner.name_space->index, *blocks), blocks};
+  SequenceStart start{.path = SharedPath(model->model(), owner.name_space->index, *blocks),
+                      .blocks = blocks};
   return Name(
       std::make_shared<Sequence>(key, std::move(owner), Home(), clock_.Now(), std::move(start)));
 }

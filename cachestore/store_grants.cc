@@ -108,8 +108,11 @@ absl::StatusOr<Grant> Store::GrantPin(const std::shared_ptr<Sequence>& sequence,
                                       std::int64_t tokens, const std::shared_ptr<Sequence>& columns,
                                       const PinTerms& terms) {
   KVT_ASSIGN_OR_RETURN(tokens, sequence->AddPin(terms.kind, tokens));
-  std::vector<std::shared_ptr<Sequence>> pinned = {sequence};
-  if (columns != nullptr && columns->AddPin(terms.kind, -1).ok()) pinned.push_back(columns);
+  std::vector<Pin::Pinned> pinned = {{sequence, tokens}};
+  if (columns != nullptr) {
+    const auto of_columns = columns->AddPin(terms.kind, -1);
+    if (of_columns.ok()) pinned.push_back({columns, *of_columns});
+  }
   const auto pin =
       std::make_shared<Pin>(std::move(pinned), terms.kind, clock_.Now() + terms.duration);
   KVT_ASSIGN_OR_RETURN(const std::uint64_t id, pins_.Add(sequence->key().name_space, pin));

@@ -60,7 +60,7 @@ absl::Status CheckTargets(const v1::SequenceManifest& sequence,
   for (int i = 0; i < sequence.layers_size(); ++i) {
     const v1::LayerManifest& layer = sequence.layers(i);
     const LayerTarget& target = targets[static_cast<std::size_t>(i)];
-    const std::uint64_t rows = sequence.num_tokens() * layer.num_heads();
+    const std::uint64_t rows = LayerTokens(sequence, layer) * layer.num_heads();
     const std::uint64_t k_bytes = rows * *RowBytes(layer.dtype(), layer.k_head_dim());
     const std::uint64_t v_bytes = rows * *RowBytes(layer.dtype(), layer.v_head_dim());
     if (target.k.size() != k_bytes || target.v.size() != v_bytes) {
@@ -303,10 +303,10 @@ absl::StatusOr<ReadResult> Client::ReadInto(const v1::ReadRequest& request,
     const std::uint32_t index = chunk.layer() - sequence.layers(0).layer();
     const v1::LayerManifest& layer = sequence.layers(static_cast<int>(index));
     const LayerTarget& target = targets[chunk.sequence_index()][index];
-    const std::uint64_t first = chunk.first_token() - sequence.first_token();
+    const std::uint64_t first = chunk.first_token() - layer.first_token();
     ReadGeometry geometry{.layout = request.layout(),
                           .block_tokens = request.block_tokens(),
-                          .tokens = sequence.num_tokens(),
+                          .tokens = LayerTokens(sequence, layer),
                           .heads = layer.num_heads(),
                           .vector_bytes = *RowBytes(layer.dtype(), layer.k_head_dim())};
     KVT_RETURN_IF_ERROR(Scatter(chunk.k(), geometry, first, target.k));

@@ -51,7 +51,7 @@ class SequenceFile {
 
 std::size_t SequenceFile::Declare(SafetensorsHeader& header, const std::string& name,
                                   std::uint32_t dim, const v1::LayerManifest& layer) const {
-  const std::uint64_t tokens = sequence_.num_tokens();
+  const std::uint64_t tokens = LayerTokens(sequence_, layer);
   TensorInfo tensor;
   tensor.name = name;
   std::uint64_t row = dim;
@@ -73,11 +73,13 @@ std::size_t SequenceFile::Declare(SafetensorsHeader& header, const std::string& 
 absl::Status SequenceFile::Begin(const v1::SequenceManifest& sequence) {
   sequence_ = sequence;
   SafetensorsHeader header;
-  header.metadata = {{"sequence", sequence.sequence()},
-                     {"model_id", sequence.model_id()},
-                     {"first_token", fmt::format("{}", sequence.first_token())},
-                     {"first_head", fmt::format("{}", sequence.first_head())},
-                     {"layout", request_.layout() == v1::LAYOUT_HND ? "HND" : "NHD"}};
+  header.metadata = {
+      {"sequence", sequence.sequence()},
+      {"model_id", sequence.model_id()},
+      {"first_token", fmt::format("{}", sequence.first_token())},
+      {"end_token", fmt::format("{}", sequence.first_token() + sequence.num_tokens())},
+      {"first_head", fmt::format("{}", sequence.first_head())},
+      {"layout", request_.layout() == v1::LAYOUT_HND ? "HND" : "NHD"}};
   const auto declare_scales = [&](const std::string& name, const Scales& values) {
     TensorInfo tensor;
     tensor.name = name;
@@ -114,7 +116,7 @@ absl::Status SequenceFile::WritePart(std::size_t tensor, std::uint32_t dim,
                                      const std::string& bytes) {
   const ReadGeometry geometry{.layout = request_.layout(),
                               .block_tokens = request_.block_tokens(),
-                              .tokens = sequence_.num_tokens(),
+                              .tokens = LayerTokens(sequence_, layer),
                               .heads = layer.num_heads(),
                               .vector_bytes = *RowBytes(layer.dtype(), dim)};
   const std::uint64_t token_bytes = geometry.heads * geometry.vector_bytes;
@@ -129,7 +131,7 @@ absl::Status SequenceFile::Take(const v1::ReadChunk& chunk) {
   const std::uint32_t index = chunk.layer() - sequence_.layers(0).layer();
   const v1::LayerManifest& layer = sequence_.layers(static_cast<int>(index));
   const LayerPlace& place = places_[index];
-  const std::uint64_t first = chunk.first_token() - sequence_.first_token();
+  const std::uint64_t first = chunk.first_token() - layer.first_token();
   KVT_RETURN_IF_ERROR(WritePart(place.k, layer.k_head_dim(), layer, first, chunk.k()));
   if (!place.v) return absl::OkStatus();
   return WritePart(*place.v, layer.v_head_dim(), layer, first, chunk.v());

@@ -65,6 +65,8 @@ absl::StatusOr<std::shared_ptr<const cachestore::Model>> ResolveRegistered(
   for (const v1::LayerSpec& layer : spec.layers()) model.spec.layers.push_back(LayerSpecOf(layer));
   const v1::FormatPolicy& policy = request.policy();
   if (!policy.kv_cache_dtype().empty()) model.policy.kv_cache_dtype = policy.kv_cache_dtype();
+  if (policy.retention() == v1::RETENTION_WINDOW)
+    model.policy.retention = cachestore::Retention::kWindow;
   model.policy.skip_layers.assign(policy.kv_cache_dtype_skip_layers().begin(),
                                   policy.kv_cache_dtype_skip_layers().end());
   model.page_tokens = static_cast<int>(request.page_tokens());

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "cachestore/base/status_macros.h"
+#include "client/read_check.h"
 #include "client/resolve_model.h"
 #include "kernels/host_codec.h"
 
@@ -139,7 +140,7 @@ absl::StatusOr<v1::ReadManifest> StoredDecoder::Begin(const v1::ReadManifest& st
     for (v1::LayerManifest& layer : *sequence.mutable_layers()) {
       KVT_RETURN_IF_ERROR(BeginLayer(stored.sequences(s), layer));
       const ElementType out = layers_.back().back().k.out;
-      bytes += sequence.num_tokens() * layer.num_heads() *
+      bytes += LayerTokens(sequence, layer) * layer.num_heads() *
                static_cast<std::uint64_t>(kernels::RowBytes(out, layer.k_head_dim()) +
                                           kernels::RowBytes(out, layer.v_head_dim()));
     }

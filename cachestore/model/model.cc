@@ -246,6 +246,22 @@ absl::Status CheckLayer(const LayerModel& layer, std::size_t index) {
   return CheckTensor(layer.v, field("v_head_dim"), layer.format);
 }
 
+// Puts a layer, the `index`th, to those that keep what the same window sees.
+void KeepWindow(std::size_t index, LayerModel& layer, Model& model) {
+  if (layer.spec.kind != LayerKind::kSlidingWindow) return;
+  auto window = std::find_if(
+      model.windows.begin(), model.windows.end(),
+      [&](const KeptWindow& candidate) { return candidate.tokens == layer.spec.window; });
+  if (window == model.windows.end()) {
+    model.windows.push_back({.tokens = layer.spec.window,
+                             .hash_block_tokens = model.request.spec.hash_block_tokens,
+                             .layers = {}});
+    window = model.windows.end() - 1;
+  }
+  window->layers.push_back(index);
+  layer.kept_window = static_cast<int>(window - model.windows.begin());
+}
+
 using LayerFormats = std::vector<std::pair<TensorFormat, TensorFormat>>;
 
 LayerFormats FormatsOf(const Format& format, const std::vector<bool>& skipped, ElementType source,
@@ -271,6 +287,11 @@ absl::StatusOr<std::shared_ptr<const Model>> ResolveModel(ModelRequest request,
   skip_layers.erase(std::unique(skip_layers.begin(), skip_layers.end()), skip_layers.end());
 
   // What has no meaning is not in the id.
+  const auto slides = [](const LayerSpec& layer) {
+    return layer.kind == LayerKind::kSlidingWindow;
+  };
+  if (std::none_of(request.spec.layers.begin(), request.spec.layers.end(), slides))
+    request.policy.retention = Retention::kAll;
   for (LayerScales& scales : request.scales) {
     const auto layer = static_cast<std::size_t>(scales.layer);
     if (layer < request.spec.layers.size() && request.spec.layers[layer].v_head_dim == 0)
@@ -296,8 +317,8 @@ absl::StatusOr<std::shared_ptr<const Model>> ResolveModel(ModelRequest request,
     layer.k = MakeTensor(formats[i].first, layer.spec.kv_heads, layer.spec.k_head_dim, *model);
     layer.v = MakeTensor(formats[i].second, layer.spec.kv_heads, layer.spec.v_head_dim, *model);
     KVT_RETURN_IF_ERROR(CheckLayer(layer, i));
-    model->source_bytes_per_token +=
-        (layer.k.source_row_bytes() + layer.v.source_row_bytes()) * layer.spec.kv_heads;
+    model->source_bytes_per_token += layer.source_bytes();
+    if (model->request.policy.retention == Retention::kWindow) KeepWindow(i, layer, *model);
     model->layers.push_back(std::move(layer));
   }
   KVT_RETURN_IF_ERROR(ApplyScales(model->request, *model));

@@ -1,5 +1,8 @@
 #pragma once
 
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
 #include <memory>
 #include <string>
 #include <vector>
@@ -35,6 +38,24 @@ struct TensorModel {
   std::int64_t residual_slot_bytes() const { return AlignUp(residual_slot_use()); }
 };
 
+// What sliding-window layers keep under Retention::kWindow, in pages: what their window sees of a
+// sequence's newest token, and of one a hash block before that. Whoever asks for a prompt again
+// computes its last token anew, and hits in the block before.
+struct KeptWindow {
+  int tokens = 0;
+  int hash_block_tokens = 0;
+  std::vector<std::size_t> layers;  // that have it
+
+  // Of `length` tokens, the page of the first that is seen.
+  std::int64_t FirstSeenPage(std::int64_t length, int page_tokens) const {
+    return std::max<std::int64_t>(0, length - tokens) / page_tokens;
+  }
+  // The first page that is kept.
+  std::int64_t FirstKeptPage(std::int64_t length, int page_tokens) const {
+    return FirstSeenPage(length - hash_block_tokens, page_tokens);
+  }
+};
+
 struct LayerModel {
   LayerSpec spec;
   std::string format;  // as resolved for this layer
@@ -42,6 +63,12 @@ struct LayerModel {
   TensorModel v;
   std::vector<float> q_scales;  // for readers: none, one, or one a head
   bool unit_scale = false;      // takes scales, and all are 1.0
+  int kept_window = -1;         // of Model::windows; -1: it keeps every token
+
+  // Of one token.
+  std::int64_t source_bytes() const {
+    return (k.source_row_bytes() + v.source_row_bytes()) * spec.kv_heads;
+  }
 };
 
 // A model as registered: what was asked for and what that comes to. Immutable.
@@ -52,6 +79,7 @@ struct Model {
   int page_tokens = 0;
   std::int64_t max_tokens = kDefaultMaxTokens;
   std::vector<LayerModel> layers;
+  std::vector<KeptWindow> windows;  // under Retention::kWindow, each once; else none
   std::int64_t source_bytes_per_token = 0;
   int unit_scale_layers = 0;
   int scaled_layers = 0;  // whose format takes scales

@@ -77,6 +77,10 @@ json Canonical(const ModelRequest& request) {
     scales.push_back({{"layer", layer.layer}, {"k", k}, {"v", v}});
     if (!q.empty()) scales.back()["q"] = q;
   }
+  json policy = {{"kv_cache_dtype", request.policy.kv_cache_dtype},
+                 {"kv_cache_dtype_skip_layers", request.policy.skip_layers}};
+  // Ids from before there was a choice stay.
+  if (request.policy.retention == Retention::kWindow) policy["retention"] = "window";
   return {{"spec",
            {{"name", request.spec.name},
             {"revision", request.spec.revision},
@@ -84,9 +88,7 @@ json Canonical(const ModelRequest& request) {
             {"k_rope", request.spec.k_rope == RopeState::kAfter ? "after" : "before"},
             {"hash_block_tokens", request.spec.hash_block_tokens},
             {"layers", layers}}},
-          {"policy",
-           {{"kv_cache_dtype", request.policy.kv_cache_dtype},
-            {"kv_cache_dtype_skip_layers", request.policy.skip_layers}}},
+          {"policy", policy},
           {"page_tokens", request.page_tokens},
           {"scales", scales}};
 }

@@ -32,10 +32,18 @@ struct ModelSpec {
   std::vector<LayerSpec> layers;
 };
 
-// How a model's layers are stored: a format, and the layers that keep the source dtype instead.
+// Which tokens a sliding-window layer keeps.
+enum class Retention {
+  kAll,
+  kWindow,  // the pages that its window sees (KeptWindow); what is behind them goes
+};
+
+// How a model's layers are stored: a format, the layers that keep the source dtype instead, and
+// what is kept of them.
 struct FormatPolicy {
   std::string kv_cache_dtype = "auto";
   std::vector<std::string> skip_layers;  // indices and/or "sliding_window"
+  Retention retention = Retention::kAll;
 };
 
 // Scales of one layer: empty, one for all heads, or one a head. Q's are kept for readers only.

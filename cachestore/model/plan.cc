@@ -3,6 +3,10 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <limits>
+#include <numeric>
+#include <set>
+#include <utility>
 
 namespace kvtier::cachestore {
 namespace {
@@ -15,68 +19,126 @@ std::string WithCommas(std::int64_t n) {
   return digits;
 }
 
-// Of `tokens` tokens the newest `kept`. The residual counts from the sequence's first token; a
-// group that a window cuts is kept whole.
-MemoryHeld PlanTensor(const TensorModel& tensor, std::int64_t tokens, std::int64_t kept) {
+std::int64_t PagesOf(std::int64_t tokens, int page_tokens) {
+  return (tokens + page_tokens - 1) / page_tokens;
+}
+
+// Of `tokens` tokens those from `first` on, whose page is the first there is.
+MemoryHeld PlanTensor(const TensorModel& tensor, std::int64_t tokens, std::int64_t first) {
   MemoryHeld held;
   if (tensor.dim() == 0 || tokens == 0) return held;
   const PartLayout& layout = tensor.layout;
-  const std::int64_t residual = std::min(kept, tensor.residual.ResidualTokens(tokens));
-  const std::int64_t codes = kept - residual;
-  const std::int64_t pages = (codes + layout.page_tokens - 1) / layout.page_tokens;
+  const std::int64_t end = std::max(first, tensor.residual.CodeTokens(tokens));
+  const std::int64_t codes = end - first;
+  const std::int64_t pages = PagesOf(end, layout.page_tokens) - first / layout.page_tokens;
   const auto of_codes = [&](std::int64_t unit_bytes) {
     return codes / layout.unit_tokens * layout.heads * unit_bytes +
            codes % layout.unit_tokens * layout.heads * unit_bytes / layout.unit_tokens;
   };
   held.use = {.codes = of_codes(layout.unit.codes),
               .scales = of_codes(layout.unit.scales),
-              .residual = residual * layout.heads * tensor.source_row_bytes(),
+              .residual = (tokens - end) * layout.heads * tensor.source_row_bytes(),
               .header = pages * layout.header_use()};
   held.allocated = pages * layout.bytes + tensor.residual_slot_bytes();
   return held;
 }
 
-// Sums f(tensor, tokens, tokens kept) over every K and V.
-template <class F>
-auto SumTensors(const Model& model, std::int64_t tokens, Retention retention, F f) {
+// Sums f(tensor, tokens, first) over every K and V; `first(layer)` is where a layer's tokens begin.
+template <class First, class F>
+auto SumTensors(const Model& model, std::int64_t tokens, First first, F f) {
   decltype(f(model.layers[0].k, tokens, tokens)) sum{};
   for (const LayerModel& layer : model.layers) {
-    const bool windowed =
-        retention == Retention::kWindow && layer.spec.kind == LayerKind::kSlidingWindow;
-    const std::int64_t kept = windowed ? std::min<std::int64_t>(tokens, layer.spec.window) : tokens;
-    sum += f(layer.k, tokens, kept);
-    sum += f(layer.v, tokens, kept);
+    for (const TensorModel* tensor : {&layer.k, &layer.v}) sum += f(*tensor, tokens, first(layer));
   }
   return sum;
 }
 
-}  // namespace
-
-MemoryHeld PlanSequence(const Model& model, std::int64_t tokens, Retention retention) {
-  return SumTensors(model, tokens, retention, PlanTensor);
+// Pages that are codes to their end in every layer: only of these is anything let go.
+std::int64_t FinalPages(const Model& model, std::int64_t tokens) {
+  std::int64_t least = std::numeric_limits<std::int64_t>::max();
+  for (const LayerModel& layer : model.layers) {
+    for (const TensorModel* tensor : {&layer.k, &layer.v}) {
+      if (tensor->dim() == 0) continue;
+      least = std::min(least, tensor->residual.CodeTokens(tokens) / model.page_tokens);
+    }
+  }
+  return least;
 }
 
-MemoryHeld PlanSealed(const Model& model, std::int64_t tokens, Retention retention) {
-  return SumTensors(model, tokens, retention,
-                    [](const TensorModel& tensor, std::int64_t length, std::int64_t kept) {
-                      MemoryHeld held = PlanTensor(tensor, length, kept);
+// Where a layer begins, in pages.
+auto FirstKept(const Model& model, std::int64_t tokens) {
+  const std::int64_t final = model.windows.empty() ? 0 : FinalPages(model, tokens);
+  return [&model, tokens, final](const LayerModel& layer) -> std::int64_t {
+    if (layer.kept_window < 0) return 0;
+    const KeptWindow& window = model.windows[static_cast<std::size_t>(layer.kept_window)];
+    return std::min(final, window.FirstKeptPage(tokens, model.page_tokens)) * model.page_tokens;
+  };
+}
+
+// To the token.
+auto FirstSeen(std::int64_t tokens) {
+  return [tokens](const LayerModel& layer) {
+    return layer.kept_window < 0 ? 0 : std::max<std::int64_t>(0, tokens - layer.spec.window);
+  };
+}
+
+}  // namespace
+
+MemoryHeld PlanSequence(const Model& model, std::int64_t tokens) {
+  return SumTensors(model, tokens, FirstKept(model, tokens), PlanTensor);
+}
+
+MemoryHeld PlanSealed(const Model& model, std::int64_t tokens) {
+  return SumTensors(model, tokens, FirstKept(model, tokens),
+                    [](const TensorModel& tensor, std::int64_t length, std::int64_t first) {
+                      MemoryHeld held = PlanTensor(tensor, length, first);
                       if (length > 0 && held.use.residual == 0)
                         held.allocated -= tensor.residual_slot_bytes();
                       return held;
                     });
 }
 
-std::int64_t SourceBytes(const Model& model, std::int64_t tokens, Retention retention) {
-  return SumTensors(model, tokens, retention,
-                    [](const TensorModel& tensor, std::int64_t, std::int64_t kept) {
-                      return kept * tensor.heads() * tensor.source_row_bytes();
+std::int64_t PlanMostAllocated(const Model& model, std::int64_t tokens) {
+  std::int64_t most = PlanSequence(model, tokens).allocated;
+  if (model.windows.empty()) return most;
+  std::set<std::pair<int, int>> takes;  // of each rule: after how many tokens, and again after each
+  for (const LayerModel& layer : model.layers) {
+    for (const TensorModel* tensor : {&layer.k, &layer.v}) {
+      const ResidualRule& rule = tensor->residual;
+      if (tensor->dim() == 0) continue;
+      takes.insert(rule.block > 1 ? std::pair(rule.block, rule.block)
+                                  : std::pair(rule.window + 1, model.page_tokens));
+    }
+  }
+  // Most is held when a page was just taken and nothing let go yet. What it was a period ago it is
+  // again, and more. Of long periods the last part tells enough.
+  const std::int64_t begin =
+      tokens - std::min<std::int64_t>(PeriodOf(model), 64 * model.page_tokens);
+  for (const auto& [first, step] : takes) {
+    if (tokens < first) continue;
+    for (std::int64_t length = first + (tokens - first) / step * step;
+         length >= first && length > begin; length -= step) {
+      const MemoryHeld held = SumTensors(model, length, FirstKept(model, length - 1), PlanTensor);
+      most = std::max(most, held.allocated);
+    }
+  }
+  return most;
+}
+
+std::int64_t SourceBytes(const Model& model, std::int64_t tokens) {
+  return SumTensors(model, tokens, FirstSeen(tokens),
+                    [](const TensorModel& tensor, std::int64_t length, std::int64_t first) {
+                      return (length - first) * tensor.heads() * tensor.source_row_bytes();
                     });
 }
 
-std::int64_t TokensThatFit(const Model& model, std::int64_t free, Retention retention) {
-  const auto fits = [&](std::int64_t tokens) {
-    return PlanSequence(model, tokens, retention).allocated <= free;
-  };
+std::int64_t UnpagedBytes(const Model& model, std::int64_t tokens) {
+  const MemoryUse use = SumTensors(model, tokens, FirstSeen(tokens), PlanTensor).use;
+  return use.total() - use.header;
+}
+
+std::int64_t TokensThatFit(const Model& model, std::int64_t free) {
+  const auto fits = [&](std::int64_t tokens) { return PlanMostAllocated(model, tokens) <= free; };
   std::int64_t low = 0;
   std::int64_t high = 1;
   while (high < kAnyTokens && fits(high)) high *= 2;
@@ -88,25 +150,23 @@ std::int64_t TokensThatFit(const Model& model, std::int64_t free, Retention rete
   return low;
 }
 
-std::int64_t SequencesThatFit(const Model& model, std::int64_t tokens, std::int64_t free,
-                              Retention retention) {
-  const std::int64_t each = PlanSequence(model, tokens, retention).allocated;
+std::int64_t SequencesThatFit(const Model& model, std::int64_t tokens, std::int64_t free) {
+  const std::int64_t each = PlanSequence(model, tokens).allocated;
   return each > 0 && free > 0 ? free / each : 0;
 }
 
-double CompressionRatio(const Model& model, std::int64_t tokens, Retention retention) {
-  const std::int64_t stored = PlanSealed(model, tokens, retention).allocated;
-  return stored == 0 ? 0.0
-                     : static_cast<double>(SourceBytes(model, tokens, retention)) /
-                           static_cast<double>(stored);
+double CompressionRatio(const Model& model, std::int64_t tokens) {
+  const std::int64_t stored = PlanSealed(model, tokens).allocated;
+  return stored == 0
+             ? 0.0
+             : static_cast<double>(SourceBytes(model, tokens)) / static_cast<double>(stored);
 }
 
-CapacityFigures PlanCapacity(const Model& model, std::int64_t budget, std::int64_t max_tokens,
-                             Retention retention) {
+CapacityFigures PlanCapacity(const Model& model, std::int64_t budget, std::int64_t max_tokens) {
   if (max_tokens == 0) max_tokens = model.max_tokens;
   CapacityFigures figures;
-  figures.concurrency = static_cast<double>(budget) /
-                        static_cast<double>(PlanSequence(model, max_tokens, retention).allocated);
+  figures.concurrency =
+      static_cast<double>(budget) / static_cast<double>(PlanSequence(model, max_tokens).allocated);
   figures.tokens = static_cast<std::int64_t>(figures.concurrency * static_cast<double>(max_tokens));
   figures.line = fmt::format(
       "KV cache size: {} tokens, Maximum concurrency for {} tokens per request: {:.2f}x",
@@ -114,12 +174,22 @@ CapacityFigures PlanCapacity(const Model& model, std::int64_t budget, std::int64
   return figures;
 }
 
+std::int64_t PeriodOf(const Model& model) {
+  std::int64_t period = model.page_tokens;
+  for (const LayerModel& layer : model.layers) {
+    period =
+        std::lcm(period, std::lcm<std::int64_t>(layer.k.residual.block, layer.v.residual.block));
+  }
+  return period;
+}
+
 std::int64_t OnePageOfEveryLayer(const Model& model) {
-  return SumTensors(model, 1, Retention::kAll,
-                    [](const TensorModel& tensor, std::int64_t, std::int64_t) {
-                      return tensor.dim() == 0 ? std::int64_t{0}
-                                               : tensor.layout.bytes + tensor.residual_slot_bytes();
-                    });
+  return SumTensors(
+      model, 1, [](const LayerModel&) { return std::int64_t{0}; },
+      [](const TensorModel& tensor, std::int64_t, std::int64_t) {
+        return tensor.dim() == 0 ? std::int64_t{0}
+                                 : tensor.layout.bytes + tensor.residual_slot_bytes();
+      });
 }
 
 }  // namespace kvtier::cachestore

@@ -9,11 +9,6 @@
 // functions.
 namespace kvtier::cachestore {
 
-// Codes, scales and residual of one sequence: what a format takes by its formula, before pages,
-// headers and alignment.
-std::int64_t UnpagedBytes(const Model& model, std::int64_t tokens,
-                          Retention retention = Retention::kAll);
-
 // Over the lengths [tokens, tokens + period), in which pages and residual are in each of their
 // phases once. Of a period beyond 4,096 tokens that many lengths are looked at, evenly spaced.
 struct Phases {
@@ -23,7 +18,7 @@ struct Phases {
   double mean_ratio = 0;
   double most_ratio = 0;
 };
-Phases PhasesFrom(const Model& model, std::int64_t tokens, Retention retention = Retention::kAll);
+Phases PhasesFrom(const Model& model, std::int64_t tokens);
 
 // What is left as tokens go to infinity, where the residual, which is bounded, weighs nothing.
 struct Asymptote {
@@ -31,6 +26,6 @@ struct Asymptote {
   double compression_ratio = 0;
   double unpaged_ratio = 0;  // by UnpagedBytes
 };
-Asymptote AsymptoteOf(const Model& model, Retention retention = Retention::kAll);
+Asymptote AsymptoteOf(const Model& model);
 
 }  // namespace kvtier::cachestore

@@ -38,6 +38,7 @@ struct GetFlags {
   std::optional<float> k_scale;
   std::optional<float> v_scale;
   bool measure_scales = false;
+  bool within_windows = false;
   bool progress = false;
 };
 
@@ -71,6 +72,7 @@ absl::StatusOr<v1::ReadRequest> Request(const Session& session, const GetFlags& 
   if (flags.k_scale) request.set_k_scale(*flags.k_scale);
   if (flags.v_scale) request.set_v_scale(*flags.v_scale);
   request.set_measure_scales(flags.measure_scales);
+  request.set_within_windows(flags.within_windows);
   return request;
 }
 
@@ -187,6 +189,10 @@ Command AddGet(CLI::App& parent, Terminal& terminal) {
                  "Scale of V for FP8; the stored one, else 1.0, if not given");
   app.add_flag("--measure-scales", flags->measure_scales,
                "For FP8, measure the scales that are not given over what is read");
+  app.add_flag(
+      "--within-windows", flags->within_windows,
+      "Of sliding-window layers read only what their window sees at the end; their tensors "
+      "are shorter then");
   app.add_flag("--progress", flags->progress, "Tell progress even where stderr is no terminal");
   return {command.app, [session = command.session, flags] { return Get(*session, *flags); }};
 }

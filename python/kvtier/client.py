@@ -26,6 +26,7 @@ _READ_AS = {
     "fp8_e4m3": pb.READ_AS_FP8_E4M3,
     "fp8_e5m2": pb.READ_AS_FP8_E5M2,
 }
+_RETENTIONS = {"all": pb.RETENTION_ALL, "window": pb.RETENTION_WINDOW}
 _PRESSURES = {"evict": pb.PRESSURE_EVICT, "ladder": pb.PRESSURE_LADDER}
 _WINDOW = 8  # chunks under way before an ack is waited for
 
@@ -106,9 +107,11 @@ class Client:
         scales=None,
         max_tokens=0,
         scales_source="given",
+        retention="all",
     ):
         """Registers `layers` (Layer, one each) and gives the Model. Idempotent.
 
+        retention: window has sliding-window layers keep only the pages that their window sees; read within_windows then.
         scales: {layer: (k_scale, v_scale)} or (k_scale, v_scale, q_scale), each a number or one per KV head; of all FP8
         layers or of none. scales_source: for the server's log, "calibrated (CHECKPOINT)" say.
         """
@@ -117,7 +120,9 @@ class Client:
                 name=name, source_dtype=_one_of("dtype", dtype, DTYPES)[0], layers=[layer.to_proto() for layer in layers]
             ),
             policy=pb.FormatPolicy(
-                kv_cache_dtype=kv_cache_dtype, kv_cache_dtype_skip_layers=[str(layer) for layer in skip_layers]
+                kv_cache_dtype=kv_cache_dtype,
+                kv_cache_dtype_skip_layers=[str(layer) for layer in skip_layers],
+                retention=_one_of("retention", retention, _RETENTIONS),
             ),
             page_tokens=page_tokens,
             scales=[
@@ -297,17 +302,27 @@ class Client:
         k_scale=None,
         v_scale=None,
         measure_scales=False,
+        within_windows=False,
     ):
         """Reads a sequence, or what a Lease holds, as ReadResult. layers, heads, tokens: ranges of step 1, all if None.
 
         dtype: source, bfloat16, float16, float32, or fp8_e4m3, fp8_e5m2 with k_scale and v_scale (if None: the stored
-        ones, else 1.0; with measure_scales one per head, measured over what is read).
+        ones, else 1.0; with measure_scales one per head, measured over what is read). within_windows: of sliding-window
+        layers only what their window sees at the end.
         """
         if isinstance(sequence, Lease) and not sequence.id:
             raise ValueError("the lease holds nothing: nothing of its prompt was held")
         held = {"lease_id": sequence.id} if isinstance(sequence, Lease) else {"sequence": sequence}
         request = self._read_request(
-            held, dtype, layout, layers, heads, k_scale=k_scale, v_scale=v_scale, measure_scales=measure_scales
+            held,
+            dtype,
+            layout,
+            layers,
+            heads,
+            k_scale=k_scale,
+            v_scale=v_scale,
+            measure_scales=measure_scales,
+            within_windows=within_windows,
         )
         _set_range(request.sequences[0], "token", tokens)
         with rpc_errors():

@@ -10,12 +10,13 @@ from kvtier.errors import rpc_errors
 
 # One layer of a read: k and v [tokens, heads, dim] (NHD) or [heads, tokens, dim] (HND); dtype is that of dtypes.DTYPES.
 # k_scale and v_scale: FP8 only, [1] or [heads]; a value is code * scale. q_scale: as registered, [0], [1] or [heads].
-LayerData = collections.namedtuple("LayerData", "k v dtype k_scale v_scale q_scale")
+# first_token: of k and v; the read's, or where the layer's window begins.
+LayerData = collections.namedtuple("LayerData", "k v dtype k_scale v_scale q_scale first_token")
 
 
 @dataclasses.dataclass(frozen=True)
 class ReadResult:
-    """layers: {index in the model: LayerData}; first_token: of the arrays; sealed: the sequence takes no more."""
+    """layers: {index in the model: LayerData}; first_token, tokens: of the read; sealed: the sequence takes no more."""
 
     layers: dict
     first_token: int
@@ -34,7 +35,7 @@ def assemble(messages, layout):
         name = NAMES[layer.dtype]
 
         def array(dim, layer=layer, name=name):
-            shape = [sequence.num_tokens, row_length(name, dim)]
+            shape = [sequence.first_token + sequence.num_tokens - layer.first_token, row_length(name, dim)]
             shape.insert(heads_axis, layer.num_heads)
             return np.empty(shape, DTYPES[name][1])
 
@@ -45,6 +46,7 @@ def assemble(messages, layout):
             np.array(layer.k_scale, np.float32),
             np.array(layer.v_scale, np.float32),
             np.array(layer.q_scale, np.float32),
+            layer.first_token,
         )
     saturated = 0
     for message in messages:
@@ -52,7 +54,7 @@ def assemble(messages, layout):
             saturated = message.summary.saturated_values
             continue
         chunk = message.chunk
-        begin = chunk.first_token - sequence.first_token
+        begin = chunk.first_token - layers[chunk.layer].first_token
         for into, data in zip(layers[chunk.layer], (chunk.k, chunk.v)):
             part = (slice(None),) * (1 - heads_axis) + (slice(begin, begin + chunk.num_tokens),)
             into[part] = np.frombuffer(data, into.dtype).reshape(into[part].shape)

@@ -121,7 +121,7 @@ class WholeRead final : public ReadSession {
   bool SkipToTokens() {
     while (sequence_ < readers_.size()) {
       const cachestore::SequenceReader& reader = readers_[sequence_];
-      if (layer_ < reader.layers().size() && sent_ < reader.pins().tokens) return true;
+      if (layer_ < reader.layers().size() && sent_ < reader.layers()[layer_].tokens) return true;
       sent_ = 0;
       if (++layer_ < reader.layers().size()) continue;
       layer_ = 0;
@@ -132,9 +132,10 @@ class WholeRead final : public ReadSession {
 
   absl::Status WriteNext(v1::ReadResponse& out) {
     cachestore::SequenceReader& reader = readers_[sequence_];
-    const std::int64_t first = reader.pins().first_token + sent_;
+    const cachestore::LayerOutput& layer = reader.layers()[layer_];
+    const std::int64_t first = layer.first_token + sent_;
     const std::int64_t tokens = std::min(
-        reader.ChunkTokens(layer_, first, context_.read_chunk_bytes), reader.pins().tokens - sent_);
+        reader.ChunkTokens(layer_, first, context_.read_chunk_bytes), layer.tokens - sent_);
     KVT_ASSIGN_OR_RETURN(
         const std::int64_t bytes,
         WriteChunk(reader, {sequence_, layer_, first, tokens}, *out.mutable_chunk()));

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <vector>
 
+#include "cachestore/model/plan.h"
+
 namespace kvtier::service {
 
 v1::MemoryParts ToProto(const cachestore::MemoryParts& parts) {
@@ -77,7 +79,7 @@ v1::SequenceInfo ToProto(const cachestore::SequenceDescription& description) {
   out.set_committed_tokens(description.committed_tokens);
   out.set_evicted_tokens(description.evicted_tokens);
   *out.mutable_memory() = ToProto(description.held);
-  out.set_source_bytes(description.committed_tokens * model.source_bytes_per_token);
+  out.set_source_bytes(cachestore::SourceBytes(model, description.committed_tokens));
   out.set_saturated_values(description.saturated_values);
   for (std::size_t i = 0; i < description.lowered_pages.size(); ++i) {
     if (description.lowered_pages[i] == 0) continue;
@@ -113,6 +115,7 @@ v1::SequenceManifest ManifestOf(const cachestore::SequenceReader& reader) {
   for (const cachestore::LayerOutput& layer : reader.layers()) {
     v1::LayerManifest& to = *out.add_layers();
     to.set_layer(static_cast<std::uint32_t>(layer.layer));
+    to.set_first_token(static_cast<std::uint64_t>(layer.first_token));
     to.set_num_heads(static_cast<std::uint32_t>(layer.heads));
     to.set_k_head_dim(static_cast<std::uint32_t>(layer.k_dim));
     to.set_v_head_dim(static_cast<std::uint32_t>(layer.v_dim));

@@ -113,6 +113,14 @@ absl::StatusOr<cachestore::RopeState> RopeFrom(v1::RopeState rope) {
                             static_cast<int>(rope)));
 }
 
+absl::StatusOr<cachestore::Retention> RetentionFrom(v1::Retention retention) {
+  if (retention == v1::RETENTION_UNSPECIFIED || retention == v1::RETENTION_ALL)
+    return cachestore::Retention::kAll;
+  if (retention == v1::RETENTION_WINDOW) return cachestore::Retention::kWindow;
+  return Refuse(fmt::format("policy.retention is {}; want RETENTION_ALL or RETENTION_WINDOW",
+                            static_cast<int>(retention)));
+}
+
 absl::StatusOr<bool> Saturates(v1::NonFinitePolicy policy) {
   if (policy == v1::NON_FINITE_POLICY_UNSPECIFIED || policy == v1::NON_FINITE_POLICY_REFUSE)
     return false;
@@ -268,6 +276,7 @@ absl::StatusOr<cachestore::ModelRequest> ModelRequestFrom(const v1::RegisterMode
   KVT_RETURN_IF_ERROR(CheckLength(request.scales_source(), "scales_source", kMaxSourceBytes));
   if (!request.policy().kv_cache_dtype().empty())
     model.policy.kv_cache_dtype = request.policy().kv_cache_dtype();
+  KVT_ASSIGN_OR_RETURN(model.policy.retention, RetentionFrom(request.policy().retention()));
   model.policy.skip_layers.assign(request.policy().kv_cache_dtype_skip_layers().begin(),
                                   request.policy().kv_cache_dtype_skip_layers().end());
   KVT_ASSIGN_OR_RETURN(model.page_tokens, IntFrom(request.page_tokens(), "page_tokens"));
@@ -435,6 +444,8 @@ absl::StatusOr<cachestore::ReadFormat> ReadFormatFrom(const v1::ReadRequest& req
     return Refuse("follow is set and as is STORED; what is received is followed as values");
   if (request.follow() && request.measure_scales())
     return Refuse("follow and measure_scales are set; what is still to come can't be measured");
+  if (request.follow() && request.within_windows())
+    return Refuse("follow and within_windows are set; where a window begins is known at the end");
   format.measure_scales = request.measure_scales();
   format.accept_k_rotation = request.accept_k_rotation();
   if (request.has_k_scale()) format.k_scale = request.k_scale();
@@ -460,6 +471,7 @@ absl::StatusOr<cachestore::ReadRange> ReadRangeFrom(const v1::ReadRequest& reque
                                             request.first_head(), request.num_heads()));
   KVT_ASSIGN_OR_RETURN(out.first_token, TokensFrom(range.first_token(), "sequences.first_token"));
   KVT_RETURN_IF_ERROR(CheckLength(range.model_id(), "sequences.model_id", kMaxIdentifierBytes));
+  out.within_windows = request.within_windows();
   if (range.num_tokens() > 0) {
     KVT_ASSIGN_OR_RETURN(out.tokens, TokensFrom(range.num_tokens(), "sequences.num_tokens"));
   }

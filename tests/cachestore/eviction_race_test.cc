@@ -56,7 +56,7 @@ TEST_F(EvictionRaceTest, APinThatComesBeforeTheLossKeepsWhatIsLeft) {
   const std::shared_ptr<Sequence>& fork = made.sequence;
   Write(*fork, 1);
   Seal(*fork, 2 * kPage);
-  source->Unhold();
+  source->Unhold(kPage);
   Seal(*source, kPage);
 
   const Evictor::Victim only_fork = {fork};
@@ -69,7 +69,7 @@ TEST_F(EvictionRaceTest, APinThatComesBeforeTheLossKeepsWhatIsLeft) {
   EXPECT_FALSE(loss.gone);
   EXPECT_EQ(fork->Describe(false).state, SequenceState::kSealed);
 
-  fork->RemovePin(PinKind::kHard);
+  fork->RemovePin(PinKind::kHard, kPage);
   ASSERT_EQ(evictor_.Evict(), only_fork);
   EXPECT_TRUE(fork->LoseEvicted().gone);
 }

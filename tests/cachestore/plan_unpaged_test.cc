@@ -12,13 +12,12 @@
 #include <vector>
 
 #include "cachestore/model/format.h"
+#include "cachestore/model/plan.h"
 #include "cachestore/model/plan_curve.h"
 #include "tests/cachestore/model_shapes.h"
 
 namespace kvtier::cachestore {
 namespace {
-
-constexpr auto kWindow = Retention::kWindow;
 
 LayerSpec Full(int kv_heads, int head_dim) {
   return {.kv_heads = kv_heads, .k_head_dim = head_dim, .v_head_dim = head_dim};
@@ -43,18 +42,17 @@ std::shared_ptr<const Model> Resolve(const ModelSpec& spec, const std::string& f
                                      const std::vector<std::string>& skip = {}) {
   ModelRequest request;
   request.spec = spec;
-  request.policy = {.kv_cache_dtype = format, .skip_layers = skip};
+  request.policy = {.kv_cache_dtype = format, .skip_layers = skip, .retention = Retention::kWindow};
   return ResolveModel(request, 128).value();
 }
 
 double KibPerToken(const Model& model, std::int64_t tokens) {
-  return static_cast<double>(UnpagedBytes(model, tokens, kWindow)) / 1024 /
-         static_cast<double>(tokens);
+  return static_cast<double>(UnpagedBytes(model, tokens)) / 1024 / static_cast<double>(tokens);
 }
 
 double Ratio(const Model& model, std::int64_t tokens) {
-  return static_cast<double>(SourceBytes(model, tokens, kWindow)) /
-         static_cast<double>(UnpagedBytes(model, tokens, kWindow));
+  return static_cast<double>(SourceBytes(model, tokens)) /
+         static_cast<double>(UnpagedBytes(model, tokens));
 }
 
 // A number as it was printed: equal when it rounds to that. An exact half may go either way.
@@ -145,9 +143,8 @@ TEST(PlanUnpaged, EqualsFootprintsWorkedOutApart) {
     ExpectCell(row, "kivi2", row.kivi2);
     SCOPED_TRACE(fmt::format("{} at {}", row.model, row.tokens));
     const ModelSpec& spec = kModels.at(row.model);
-    EXPECT_THAT(
-        static_cast<double>(SourceBytes(*Resolve(spec, "auto"), row.tokens, kWindow)) / (1 << 30),
-        PrintedAs(row.source_gib));
+    EXPECT_THAT(static_cast<double>(SourceBytes(*Resolve(spec, "auto"), row.tokens)) / (1 << 30),
+                PrintedAs(row.source_gib));
     if (row.later == "-") continue;
     EXPECT_THAT(Ratio(*Resolve(spec, "kivi2"), row.tokens + 127), PrintedAs(row.later));
   }

@@ -26,6 +26,7 @@ v1::ReadManifest Manifest() {
   for (std::uint32_t i = 2; i < 4; ++i) {
     v1::LayerManifest& layer = *sequence.add_layers();
     layer.set_layer(i);
+    layer.set_first_token(10);
     layer.set_num_heads(2);
     layer.set_k_head_dim(4);
     layer.set_v_head_dim(2);
@@ -124,6 +125,20 @@ TEST(ReadCheck, RefusesAChunkTwice) {
               StatusIs(absl::StatusCode::kDataLoss, HasSubstr("from 16 on 0 are expected")));
 }
 
+// Of a layer with a window the tokens begin later, and end where all do.
+TEST(ReadCheck, TakesOfEachLayerWhatItsWindowSees) {
+  v1::ReadManifest manifest = Manifest();
+  manifest.mutable_sequences(0)->mutable_layers(1)->set_first_token(14);
+  manifest.set_total_bytes((6 + 2) * 2 * (4 + 2) * 2);
+  ReadCheck check;
+  ASSERT_THAT(check.Begin(manifest, 1), IsOk());
+  EXPECT_THAT(check.Take(Chunk(2, 10, 6)), IsOk());
+  EXPECT_THAT(check.Take(Chunk(3, 10, 6)),
+              StatusIs(absl::StatusCode::kDataLoss, HasSubstr("from 14 on 2 are expected")));
+  EXPECT_THAT(check.Take(Chunk(3, 14, 2)), IsOk());
+  EXPECT_THAT(check.End(), IsOk());
+}
+
 TEST(ReadCheck, RefusesAManifestThatContradictsItself) {
   ReadCheck check;
   EXPECT_THAT(check.Begin(Manifest(), 2),
@@ -139,6 +154,12 @@ TEST(ReadCheck, RefusesAManifestThatContradictsItself) {
                 m.mutable_sequences(0)->mutable_layers(0)->clear_dtype();
               }),
               StatusIs(absl::StatusCode::kDataLoss, HasSubstr("unknown type 0")));
+  for (const std::uint64_t first : {9, 17}) {
+    EXPECT_THAT(BeginWith([first](v1::ReadManifest& m) {
+                  m.mutable_sequences(0)->mutable_layers(1)->set_first_token(first);
+                }),
+                StatusIs(absl::StatusCode::kDataLoss, HasSubstr("layer 3 begins at token")));
+  }
   EXPECT_THAT(BeginWith([](v1::ReadManifest& m) { m.mutable_sequences(0)->set_num_tokens(~0ull); }),
               StatusIs(absl::StatusCode::kDataLoss, HasSubstr("larger than 64 bits")));
 }

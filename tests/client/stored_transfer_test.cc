@@ -336,9 +336,13 @@ TEST_F(StoredTransfer, WhatDoesNotAddUpIsDataLoss) {
   EXPECT_THAT(promised([&](auto& m) { layer(m)->set_v_code_tokens(0); }), loss(""));
   EXPECT_THAT(promised([](auto& m) { m.mutable_sequences(0)->set_page_tokens(0); }), loss(""));
   EXPECT_THAT(promised([](auto& m) { m.mutable_sequences(0)->set_page_tokens(96); }), loss(""));
-  EXPECT_THAT(
-      promised([](auto& m) { m.mutable_sequences(0)->set_first_token(std::uint64_t{1} << 63); }),
-      loss("can't be"));
+  EXPECT_THAT(promised([&](auto& m) {
+                m.mutable_sequences(0)->set_first_token(std::uint64_t{1} << 63);
+                layer(m)->set_first_token(std::uint64_t{1} << 63);
+              }),
+              loss("can't be"));
+  EXPECT_THAT(promised([&](auto& m) { layer(m)->set_first_token(301); }),
+              loss("layer 0 begins at token 301"));
 }
 
 TEST_F(StoredTransfer, WhatAReadOfCodesCannotHaveIsRefused) {

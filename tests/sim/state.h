@@ -36,6 +36,12 @@ struct StoreSim::ModelState {
     return side == 0 ? of.k : of.v;
   }
 
+  bool windowed() const { return !model().windows.empty(); }
+  // Of a sequence of `tokens`, the first page that its window needs.
+  std::int64_t FirstSeen(std::int64_t tokens) const {
+    return windowed() ? model().windows[0].FirstSeenPage(tokens, model().page_tokens) : 0;
+  }
+
   std::shared_ptr<cachestore::ModelEntry> entry;
   Texts texts;
 };
@@ -57,6 +63,14 @@ struct StoreSim::Held {
     }
     return tokens / model->page();
   }
+  // Whether it keeps what its window sees of `tokens`, whatever others keep of it.
+  bool Sees(std::int64_t tokens) const { return tokens == 0 || model->FirstSeen(tokens) >= begin; }
+  void MoveOn() {
+    if (!model->windowed()) return;
+    const auto kept =
+        model->model().windows[0].FirstKeptPage(committed(), model->model().page_tokens);
+    begin = std::max(begin, std::min(kept, columns()));
+  }
   // All layers stand at `tokens`, and have had no more than their rule says as codes.
   void StandAt(std::int64_t tokens) {
     received.assign(model->layers(), tokens);
@@ -70,6 +84,7 @@ struct StoreSim::Held {
   std::vector<std::int64_t> received;  // by layer
   std::vector<std::array<std::int64_t, 2>> frozen;  // of K and V: codes that a truncate left
   std::int64_t origin = 0;
+  std::int64_t begin = 0;  // the page from which on it keeps its window, or an earlier one
   std::int64_t sealed_tokens = -1;
   bool plain = true;  // shares nothing, was never cut
   std::uint64_t epoch = 0;
@@ -90,6 +105,7 @@ struct StoreSim::LeaseOf {
   std::int64_t tokens = 0;
   absl::Time deadline;
   bool ended = false;
+  bool sees = true;          // what the window needs of it is leased, too
   bool may_be_lost = false;  // with a sequence in which the prompt may have been found
   bool uncertain = false;    // whether it is on `held` or on what that was before a truncate
 };

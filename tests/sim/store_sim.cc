@@ -32,6 +32,7 @@ StoreSim::Tally& StoreSim::Tally::operator+=(const Tally& other) {
   truncated += other.truncated;
   events_checked += other.events_checked;
   lowered += other.lowered;
+  windows_moved += other.windows_moved;
   return *this;
 }
 
@@ -39,9 +40,9 @@ std::string StoreSim::Tally::Text() const {
   return fmt::format(
       "{} operations: {} rows compared, {} followed, {} tokens shared, {} evictions, {} refused "
       "for room, {} reads ended, {} device failures, {} truncated, {} times events checked, {} "
-      "pages lowered",
+      "pages lowered, {} times behind a window",
       operations, rows_compared, rows_followed, tokens_shared, evictions, refused_for_room,
-      reads_ended, device_failures, truncated, events_checked, lowered);
+      reads_ended, device_failures, truncated, events_checked, lowered, windows_moved);
 }
 
 StoreSim::StoreSim(const SimOptions& options)
@@ -72,9 +73,14 @@ StoreSim::StoreSim(const SimOptions& options)
     const auto [format, page] = random_.Pick(formats);
     auto spec = cachestore::testing::UniformSpec({.layers = 2, .heads = 1, .dim = 32});
     spec.name = fmt::format("model-{}", i);
-    models_.push_back(std::make_unique<ModelState>(
-        store_->RegisterModel(cachestore::testing::RequestOf(spec, format, page)).value(),
-        random_));
+    if (random_.OneIn(2)) {
+      spec.layers[1].kind = cachestore::LayerKind::kSlidingWindow;
+      spec.layers[1].window = random_.Pick<int>({16, 40, 64});
+    }
+    auto request = cachestore::testing::RequestOf(spec, format, page);
+    request.policy.retention = cachestore::Retention::kWindow;
+    models_.push_back(
+        std::make_unique<ModelState>(store_->RegisterModel(std::move(request)).value(), random_));
   }
 }
 
@@ -194,6 +200,7 @@ std::string StoreSim::Open(const HeldPtr& held) {
       return fmt::format("begins with {} tokens; at most {} were ever held", from, most);
     held->StandAt(from);
     held->origin = from;
+    held->begin = held->model->FirstSeen(from);
     held->plain = from == 0;
     tally_.tokens_shared += from;
     held_.push_back(held);
@@ -238,6 +245,7 @@ std::string StoreSim::Append(const HeldPtr& held) {
     std::int64_t& received = held->received[static_cast<std::size_t>(layer)];
     received = std::max(received, end);
   }
+  held->MoveOn();
   if (ack->received_tokens != held->committed() || ack->committed_tokens != held->committed())
     return fmt::format("acknowledges {} of {}", ack->committed_tokens, held->committed());
   return "";
@@ -287,16 +295,21 @@ std::string StoreSim::Fork() {
                : Unexpected("fork past the end", tokens.status());
   }
   if (LacksRoom(tokens.status())) return CheckRefusedForRoom(source, tokens.status());
-  if (!tokens.ok()) return Unexpected("fork", tokens.status());
   const std::int64_t length = asked < 0 ? source->committed() : asked;
   const bool exact = length == source->committed() && source->together();
   const std::int64_t page = source->model->page();
   const std::int64_t want = exact ? length : std::min(length / page, source->columns()) * page;
+  if (Is(tokens.status(), Reason::kBehindWindow) && !source->Sees(want)) {
+    ++tally_.windows_moved;
+    return "";
+  }
+  if (!tokens.ok()) return Unexpected("fork", tokens.status());
   if (*tokens != want) return fmt::format("forks at {}, want {}", *tokens, want);
   fork->model = source->model;
   fork->plan = source->plan;
   fork->StandAt(want);
   fork->origin = exact ? source->origin : want;
+  fork->begin = fork->model->FirstSeen(want);
   if (exact) fork->frozen = source->frozen;
   fork->plain = exact && source->plain && source->open();  // a sealed one gave a slot back
   fork->told = std::min(source->told / kBlock, want / kBlock) * kBlock;
@@ -328,6 +341,10 @@ std::string StoreSim::Truncate() {
   if (tokens > held->committed()) return refused(Reason::kPastCommitted);
   if (cuts_group) return refused(Reason::kGroupBound);
   if (lowers_ && tokens % held->model->page() != 0 && Is(status, Reason::kGroupBound)) return "";
+  if (Is(status, Reason::kTruncateTooShort) && !held->Sees(tokens)) {
+    ++tally_.windows_moved;
+    return "";
+  }
   if (!status.ok()) return Unexpected("truncate", status);
   ++tally_.truncated;
   held->writer.reset();
@@ -361,6 +378,7 @@ std::string StoreSim::Truncate() {
   held->received.assign(held->received.size(), tokens);
   held->origin = std::min(held->origin, tokens / held->model->page() * held->model->page());
   held->told = std::min(held->told / kBlock, tokens / kBlock) * kBlock;
+  held->begin = std::min(held->begin, held->model->FirstSeen(tokens));
   held->plain = false;
   held->last_message = clock_.Now();
   return "";

@@ -50,6 +50,7 @@ class StoreSim {
     std::int64_t truncated = 0;
     std::int64_t events_checked = 0;
     std::int64_t lowered = 0;
+    std::int64_t windows_moved = 0;  // what was asked for was behind them
 
     Tally& operator+=(const Tally& other);
     std::string Text() const;
@@ -72,7 +73,8 @@ class StoreSim {
   std::string Truncate();
   std::string LookUp();
   // That events tell what lookups find.
-  std::string CheckEvents(const std::vector<cachestore::PrefixKey>& keys, std::int64_t hit);
+  std::string CheckEvents(const std::vector<cachestore::PrefixKey>& keys, std::int64_t hit,
+                          bool windowed);
   std::string Acquire();
   std::string RenewOrRelease();
   std::string PinOrUnpin();

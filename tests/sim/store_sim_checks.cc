@@ -135,6 +135,7 @@ std::string StoreSim::Observe() {
     held->StandAt(committed);
     for (auto& frozen : held->frozen) frozen = {committed, committed};
     held->origin = committed;
+    held->begin = std::min(held->begin, committed / held->model->page());
     held->plain = false;
   }
   return "";
@@ -171,6 +172,11 @@ std::string StoreSim::CheckBooks() {
                           : PlanSealed(sequence->model->model(), sequence->committed());
     const auto description = store_->Describe(sequence->key);
     if (description.ok() && LoweredPages(*description) > 0) continue;
+    // Others may keep what its window does not.
+    const bool alone = held_.size() == 1 && leases_.empty() && pins_.empty() && readings_.empty();
+    if (description.ok() && sequence->model->windowed() && !alone &&
+        description->held.allocated >= plan.allocated)
+      continue;
     if (!description.ok() || description->held != plan)
       return fmt::format("sequence {} of {} tokens takes {} bytes, planned {}", sequence->key.id,
                          sequence->committed(), description.ok() ? description->held.allocated : -1,
@@ -217,7 +223,8 @@ std::pair<std::int64_t, std::int64_t> StoreSim::HitBounds(const ModelState& mode
     if (held->key.name_space != name_space || held->model != &model) continue;
     const std::int64_t common = CommonPrefix(held->plan, prompt);
     most = std::max(most, blocks(std::min(common, held->longest())));
-    least = std::max(least, blocks(std::min({common, held->told, held->committed()})));
+    const std::int64_t own = blocks(std::min({common, held->told, held->committed()}));
+    if (held->Sees(own)) least = std::max(least, own);
   }
   return {least, most};
 }

@@ -17,6 +17,8 @@ std::string StoreSim::Follow() {
   reading->held = held;
   reading->deadline = clock_.Now() + absl::Seconds(30);
   reading->range.first_token = random_.OneIn(2) ? 0 : random_.Between(0, 160);
+  reading->range.first_token =
+      std::max(reading->range.first_token, held->begin * held->model->page());
   if (random_.OneIn(2)) reading->range.tokens = random_.Between(0, 160);
   reading->given.assign(held->received.size(), reading->range.first_token);
   auto follower =

@@ -28,11 +28,11 @@ std::string StoreSim::LookUp() {
   if (space != kSpaces[0]) return "";
   return CheckEvents(cachestore::PrefixKeysOf(space, model.model().id, kBlock,
                                               PromptOf(prompt, std::ssize(prompt))),
-                     hit);
+                     hit, model.windowed());
 }
 
-std::string StoreSim::CheckEvents(const std::vector<cachestore::PrefixKey>& keys,
-                                  std::int64_t hit) {
+std::string StoreSim::CheckEvents(const std::vector<cachestore::PrefixKey>& keys, std::int64_t hit,
+                                  bool windowed) {
   if (subscription_ == nullptr || random_.OneIn(4)) {
     const auto after = random_.OneIn(4) ? cachestore::EventPosition() : mirror_.position();
     subscription_ = store_->Subscribe(kSpaces[0], after, [] {}).value();
@@ -41,7 +41,10 @@ std::string StoreSim::CheckEvents(const std::vector<cachestore::PrefixKey>& keys
   ++tally_.events_checked;
   if (!mirror_.wrong().empty()) return mirror_.wrong();
   const std::int64_t told = kBlock * mirror_.Held(keys);
-  return told == hit ? "" : fmt::format("{} tokens hit, events told of {}", hit, told);
+  // Of what windows see they tell nothing.
+  return told == hit || (windowed && told > hit)
+             ? ""
+             : fmt::format("{} tokens hit, events told of {}", hit, told);
 }
 
 std::string StoreSim::Acquire() {
@@ -60,6 +63,7 @@ std::string StoreSim::Acquire() {
     if (!grant.ok()) return Unexpected("acquire", grant.status());
     if (grant->tokens != held->committed())
       return fmt::format("leases {} tokens, want {}", grant->tokens, held->committed());
+    lease->sees = held->Sees(grant->tokens);
   } else {
     lease->model = random_.Pick(models_).get();
     lease->name_space = random_.Pick<std::string>({kSpaces[0], kSpaces[1]});
@@ -138,9 +142,16 @@ std::string StoreSim::ReadByName() {
   if (held == nullptr) return "";
   cachestore::ReadRange range;
   if (random_.OneIn(2)) range.tokens = random_.Between(0, held->committed());
+  range.within_windows = random_.OneIn(2);
   auto reader = store_->OpenReader(held->key, "", range, {.as = kernels::ElementType::kFp32});
   if (range.tokens < 0 && held->sealed_tokens > held->committed())
     return Is(reader.status(), Reason::kEvicted) ? "" : Unexpected("read all", reader.status());
+  const std::int64_t want = range.tokens < 0 ? held->committed() : range.tokens;
+  const bool sees = held->begin == 0 || (range.within_windows && held->Sees(want));
+  if (Is(reader.status(), Reason::kBehindWindow) && !sees) {
+    ++tally_.windows_moved;
+    return "";
+  }
   if (!reader.ok()) return Unexpected("read", reader.status());
   auto reading = std::make_unique<Reading>();
   reading->model = held->model;
@@ -150,7 +161,6 @@ std::string StoreSim::ReadByName() {
   reading->content.assign(held->plan.begin(), held->plan.begin() + held->longest());
   for (std::size_t layer = 0; layer < held->received.size(); ++layer)
     reading->codes.push_back({held->codes(layer, 0), held->codes(layer, 1)});
-  const std::int64_t want = range.tokens < 0 ? held->committed() : range.tokens;
   if (reader->pins().tokens != want)
     return fmt::format("reads {} tokens, want {}", reader->pins().tokens, want);
   Begin(*std::move(reader), std::move(reading));
@@ -160,14 +170,18 @@ std::string StoreSim::ReadByName() {
 std::string StoreSim::ReadByLease() {
   if (leases_.empty()) return "";
   const auto lease = random_.Pick(leases_);
-  auto reader =
-      store_->OpenReader(lease->name_space, lease->id, "", {}, {.as = kernels::ElementType::kFp32});
+  auto reader = store_->OpenReader(lease->name_space, lease->id, "", {.within_windows = true},
+                                   {.as = kernels::ElementType::kFp32});
   if (clock_.Now() >= lease->deadline)
     return Is(reader.status(), Reason::kLeaseEnded) ? "" : Unexpected("read late", reader.status());
   const bool lost = lease->held != nullptr && lease->held->lost;
   if (lost && !lease->uncertain && reader.ok()) return "reads what went with the device";
   if (lost && Is(reader.status(), Reason::kLeaseEnded)) return "";
   if (lease->may_be_lost && Is(reader.status(), Reason::kLeaseEnded)) return "";
+  if (Is(reader.status(), Reason::kBehindWindow) && !lease->sees) {
+    ++tally_.windows_moved;
+    return "";
+  }
   if (!reader.ok()) return Unexpected("read by a lease", reader.status());
   if (reader->pins().tokens != lease->tokens)
     return fmt::format("reads {} tokens of a lease of {}", reader->pins().tokens, lease->tokens);
@@ -187,6 +201,7 @@ std::string StoreSim::ReadByLease() {
 void StoreSim::Begin(cachestore::SequenceReader reader, std::unique_ptr<Reading> reading) {
   if (reader.pins().tokens == 0) return;
   reading->data = reading->model->texts.DataOf(reading->content);
+  reading->next = reader.layers()[0].first_token;
   reading->reader.emplace(std::move(reader));
   readings_.push_back(std::move(reading));
 }
@@ -230,8 +245,11 @@ std::string StoreSim::GoOnReading() {
   }
   reading.next += count;
   if (reading.next < end) return "";
-  reading.next = 0;
-  if (++reading.layer == reader.layers().size()) finish();
+  if (++reading.layer == reader.layers().size()) {
+    finish();
+  } else {
+    reading.next = reader.layers()[reading.layer].first_token;
+  }
   return "";
 }
 

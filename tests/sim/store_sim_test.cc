@@ -56,7 +56,7 @@ TEST(StoreSim, AnswersAsTheModelDoes) {
   for (const std::int64_t count :
        {tally.rows_compared, tally.rows_followed, tally.tokens_shared, tally.evictions,
         tally.refused_for_room, tally.reads_ended, tally.device_failures, tally.truncated,
-        tally.events_checked, tally.lowered})
+        tally.events_checked, tally.lowered, tally.windows_moved})
     EXPECT_GT(count, 0) << tally.Text();
 }
 

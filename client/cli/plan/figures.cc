@@ -21,8 +21,8 @@ std::int64_t NominalCodes(const Model& model, std::int64_t tokens) {
   return codes;
 }
 
-double Elements(const Model& model, std::int64_t tokens, cachestore::Retention retention) {
-  return static_cast<double>(cachestore::SourceBytes(model, tokens, retention)) /
+double Elements(const Model& model, std::int64_t tokens) {
+  return static_cast<double>(cachestore::SourceBytes(model, tokens)) /
          kernels::ElementBytes(model.request.spec.source);
 }
 
@@ -48,10 +48,9 @@ bool Multiply(FormatFigures& figures, std::int64_t requests) {
 }
 
 Fits FitsOf(const PlanFlags& flags, const Model& model, std::int64_t tokens) {
-  const cachestore::Retention kept = flags.kept();
-  return {.tokens = cachestore::TokensThatFit(model, flags.memory / flags.requests, kept),
-          .requests = cachestore::SequencesThatFit(model, tokens, flags.memory, kept),
-          .capacity = cachestore::PlanCapacity(model, flags.memory, tokens, kept)};
+  return {.tokens = cachestore::TokensThatFit(model, flags.memory / flags.requests),
+          .requests = cachestore::SequencesThatFit(model, tokens, flags.memory),
+          .capacity = cachestore::PlanCapacity(model, flags.memory, tokens)};
 }
 
 }  // namespace
@@ -60,7 +59,8 @@ absl::StatusOr<FormatFigures> FiguresOf(const PlanFlags& flags, const PlannedMod
                                         const std::string& format, std::int64_t tokens) {
   cachestore::ModelRequest request;
   request.spec = planned.spec;
-  request.policy = {.kv_cache_dtype = format, .skip_layers = flags.skip_layers};
+  request.policy = {
+      .kv_cache_dtype = format, .skip_layers = flags.skip_layers, .retention = flags.kept()};
   request.page_tokens = flags.page_tokens;
   FormatFigures figures{.format = format, .tokens = tokens};
   auto resolved = cachestore::ResolveModel(std::move(request), kDefaultPageTokens);
@@ -70,18 +70,17 @@ absl::StatusOr<FormatFigures> FiguresOf(const PlanFlags& flags, const PlannedMod
   }
   figures.model = *std::move(resolved);
   const Model& model = *figures.model;
-  const cachestore::Retention kept = flags.kept();
-  figures.sealed = cachestore::PlanSealed(model, tokens, kept);
-  figures.open = cachestore::PlanSequence(model, tokens, kept);
+  figures.sealed = cachestore::PlanSealed(model, tokens);
+  figures.open = cachestore::PlanSequence(model, tokens);
   figures.nominal_codes = NominalCodes(model, tokens);
-  figures.source = cachestore::SourceBytes(model, tokens, kept);
-  figures.unpaged = cachestore::UnpagedBytes(model, tokens, kept);
-  figures.phases = cachestore::PhasesFrom(model, tokens, kept);
-  figures.asymptote = cachestore::AsymptoteOf(model, kept);
-  figures.compression_ratio = cachestore::CompressionRatio(model, tokens, kept);
+  figures.source = cachestore::SourceBytes(model, tokens);
+  figures.unpaged = cachestore::UnpagedBytes(model, tokens);
+  figures.phases = cachestore::PhasesFrom(model, tokens);
+  figures.asymptote = cachestore::AsymptoteOf(model);
+  figures.compression_ratio = cachestore::CompressionRatio(model, tokens);
   const auto stored = static_cast<double>(figures.sealed.allocated);
   figures.bytes_per_token = stored / static_cast<double>(tokens);
-  figures.bits_per_element = 8 * stored / Elements(model, tokens, kept);
+  figures.bits_per_element = 8 * stored / Elements(model, tokens);
   if (!Multiply(figures, flags.requests)) {
     return absl::InvalidArgumentError(
         fmt::format("--requests is {}; so many of {} tokens take more bytes than 63 bits can say",

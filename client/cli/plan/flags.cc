@@ -115,8 +115,7 @@ void AddPlanFlags(CLI::App& app, PlanFlags& flags) {
       ->delimiter(',')
       ->allow_extra_args(false);
   app.add_option("--retention", flags.retention,
-                 "What sliding-window layers keep: all tokens, as kvtierd does, or only those in "
-                 "their window")
+                 "What sliding-window layers keep: all tokens, or the pages that their window sees")
       ->check(CLI::IsMember({"all", "window"}))
       ->capture_default_str();
   app.add_option("--context-lengths", flags.context_lengths,

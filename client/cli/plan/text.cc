@@ -71,10 +71,10 @@ std::string Head(const PlanFigures& plan) {
   if (!windowed) return text;
   return text + "\n" +
          Folded(flags.kept() == cachestore::Retention::kWindow
-                    ? "sliding-window layers keep what their window sees, min(T, window) tokens; "
-                      "kvtierd keeps all tokens today"
-                    : "sliding-window layers keep all tokens, as kvtierd does; --retention window "
-                      "plans without those that no window sees");
+                    ? "sliding-window layers keep the pages that their window sees; by the formula "
+                      "that is min(T, window) tokens"
+                    : "sliding-window layers keep all tokens; --retention window plans without "
+                      "those that no window sees");
 }
 
 std::string BytesTable(const PlanFigures& plan) {

@@ -1,23 +1,34 @@
 from kvtier.v1 import kv_events_pb2 as _kv_events_pb2
+from kvtier.v1 import model_pb2 as _model_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from typing import ClassVar as _ClassVar, Iterable as _Iterable, Mapping as _Mapping, Optional as _Optional, Union as _Union
 
+from kvtier.v1.model_pb2 import LayerSpec
+from kvtier.v1.model_pb2 import ModelSpec
+from kvtier.v1.model_pb2 import FormatPolicy
+from kvtier.v1.model_pb2 import LayerScales
+from kvtier.v1.model_pb2 import RegisterModelRequest
+from kvtier.v1.model_pb2 import RegisterModelResponse
+from kvtier.v1.model_pb2 import DType
+from kvtier.v1.model_pb2 import LayerKind
+from kvtier.v1.model_pb2 import RopeState
+from kvtier.v1.model_pb2 import Retention
 DESCRIPTOR: _descriptor.FileDescriptor
-DTYPE_BF16: DType
-DTYPE_FP16: DType
-DTYPE_FP32: DType
-DTYPE_FP8_E4M3: DType
-DTYPE_FP8_E5M2: DType
-DTYPE_Q4_0: DType
-DTYPE_Q8_0: DType
-DTYPE_UNSPECIFIED: DType
-LAYER_KIND_FULL: LayerKind
-LAYER_KIND_MLA: LayerKind
-LAYER_KIND_SLIDING_WINDOW: LayerKind
-LAYER_KIND_UNSPECIFIED: LayerKind
+DTYPE_BF16: _model_pb2.DType
+DTYPE_FP16: _model_pb2.DType
+DTYPE_FP32: _model_pb2.DType
+DTYPE_FP8_E4M3: _model_pb2.DType
+DTYPE_FP8_E5M2: _model_pb2.DType
+DTYPE_Q4_0: _model_pb2.DType
+DTYPE_Q8_0: _model_pb2.DType
+DTYPE_UNSPECIFIED: _model_pb2.DType
+LAYER_KIND_FULL: _model_pb2.LayerKind
+LAYER_KIND_MLA: _model_pb2.LayerKind
+LAYER_KIND_SLIDING_WINDOW: _model_pb2.LayerKind
+LAYER_KIND_UNSPECIFIED: _model_pb2.LayerKind
 LAYOUT_HND: Layout
 LAYOUT_NHD: Layout
 LAYOUT_UNSPECIFIED: Layout
@@ -38,9 +49,12 @@ READ_AS_FP8_E5M2: ReadAs
 READ_AS_SOURCE: ReadAs
 READ_AS_STORED: ReadAs
 READ_AS_UNSPECIFIED: ReadAs
-ROPE_STATE_AFTER: RopeState
-ROPE_STATE_BEFORE: RopeState
-ROPE_STATE_UNSPECIFIED: RopeState
+RETENTION_ALL: _model_pb2.Retention
+RETENTION_UNSPECIFIED: _model_pb2.Retention
+RETENTION_WINDOW: _model_pb2.Retention
+ROPE_STATE_AFTER: _model_pb2.RopeState
+ROPE_STATE_BEFORE: _model_pb2.RopeState
+ROPE_STATE_UNSPECIFIED: _model_pb2.RopeState
 SEQUENCE_STATE_OPEN: SequenceState
 SEQUENCE_STATE_SEALED: SequenceState
 SEQUENCE_STATE_UNSPECIFIED: SequenceState
@@ -240,8 +254,8 @@ class DescribeResponse(_message.Message):
     info: SequenceInfo
     layers: _containers.RepeatedCompositeFieldContainer[LayerInfo]
     page_tokens: int
-    spec: ModelSpec
-    def __init__(self, boot_id: _Optional[str] = ..., info: _Optional[_Union[SequenceInfo, _Mapping]] = ..., spec: _Optional[_Union[ModelSpec, _Mapping]] = ..., page_tokens: _Optional[int] = ..., layers: _Optional[_Iterable[_Union[LayerInfo, _Mapping]]] = ...) -> None: ...
+    spec: _model_pb2.ModelSpec
+    def __init__(self, boot_id: _Optional[str] = ..., info: _Optional[_Union[SequenceInfo, _Mapping]] = ..., spec: _Optional[_Union[_model_pb2.ModelSpec, _Mapping]] = ..., page_tokens: _Optional[int] = ..., layers: _Optional[_Iterable[_Union[LayerInfo, _Mapping]]] = ...) -> None: ...
 
 class DrainRequest(_message.Message):
     __slots__ = []
@@ -281,14 +295,6 @@ class ForkResponse(_message.Message):
     tokens: int
     def __init__(self, boot_id: _Optional[str] = ..., tokens: _Optional[int] = ...) -> None: ...
 
-class FormatPolicy(_message.Message):
-    __slots__ = ["kv_cache_dtype", "kv_cache_dtype_skip_layers"]
-    KV_CACHE_DTYPE_FIELD_NUMBER: _ClassVar[int]
-    KV_CACHE_DTYPE_SKIP_LAYERS_FIELD_NUMBER: _ClassVar[int]
-    kv_cache_dtype: str
-    kv_cache_dtype_skip_layers: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, kv_cache_dtype: _Optional[str] = ..., kv_cache_dtype_skip_layers: _Optional[_Iterable[str]] = ...) -> None: ...
-
 class GetQuotaRequest(_message.Message):
     __slots__ = ["namespace"]
     NAMESPACE_FIELD_NUMBER: _ClassVar[int]
@@ -326,8 +332,9 @@ class LayerInfo(_message.Message):
     def __init__(self, layer: _Optional[int] = ..., kv_cache_dtype: _Optional[str] = ..., received_tokens: _Optional[int] = ..., k_code_tokens: _Optional[int] = ..., v_code_tokens: _Optional[int] = ..., k_saturated_values: _Optional[int] = ..., v_saturated_values: _Optional[int] = ...) -> None: ...
 
 class LayerManifest(_message.Message):
-    __slots__ = ["dtype", "k_code_tokens", "k_head_dim", "k_scale", "kv_cache_dtype", "kv_heads", "layer", "num_heads", "q_scale", "v_code_tokens", "v_head_dim", "v_scale"]
+    __slots__ = ["dtype", "first_token", "k_code_tokens", "k_head_dim", "k_scale", "kv_cache_dtype", "kv_heads", "layer", "num_heads", "q_scale", "v_code_tokens", "v_head_dim", "v_scale"]
     DTYPE_FIELD_NUMBER: _ClassVar[int]
+    FIRST_TOKEN_FIELD_NUMBER: _ClassVar[int]
     KV_CACHE_DTYPE_FIELD_NUMBER: _ClassVar[int]
     KV_HEADS_FIELD_NUMBER: _ClassVar[int]
     K_CODE_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -339,7 +346,8 @@ class LayerManifest(_message.Message):
     V_CODE_TOKENS_FIELD_NUMBER: _ClassVar[int]
     V_HEAD_DIM_FIELD_NUMBER: _ClassVar[int]
     V_SCALE_FIELD_NUMBER: _ClassVar[int]
-    dtype: DType
+    dtype: _model_pb2.DType
+    first_token: int
     k_code_tokens: int
     k_head_dim: int
     k_scale: _containers.RepeatedScalarFieldContainer[float]
@@ -351,7 +359,7 @@ class LayerManifest(_message.Message):
     v_code_tokens: int
     v_head_dim: int
     v_scale: _containers.RepeatedScalarFieldContainer[float]
-    def __init__(self, layer: _Optional[int] = ..., num_heads: _Optional[int] = ..., k_head_dim: _Optional[int] = ..., v_head_dim: _Optional[int] = ..., dtype: _Optional[_Union[DType, str]] = ..., k_scale: _Optional[_Iterable[float]] = ..., v_scale: _Optional[_Iterable[float]] = ..., k_code_tokens: _Optional[int] = ..., v_code_tokens: _Optional[int] = ..., q_scale: _Optional[_Iterable[float]] = ..., kv_cache_dtype: _Optional[str] = ..., kv_heads: _Optional[int] = ...) -> None: ...
+    def __init__(self, layer: _Optional[int] = ..., num_heads: _Optional[int] = ..., k_head_dim: _Optional[int] = ..., v_head_dim: _Optional[int] = ..., dtype: _Optional[_Union[_model_pb2.DType, str]] = ..., k_scale: _Optional[_Iterable[float]] = ..., v_scale: _Optional[_Iterable[float]] = ..., k_code_tokens: _Optional[int] = ..., v_code_tokens: _Optional[int] = ..., q_scale: _Optional[_Iterable[float]] = ..., kv_cache_dtype: _Optional[str] = ..., kv_heads: _Optional[int] = ..., first_token: _Optional[int] = ...) -> None: ...
 
 class LayerObservation(_message.Message):
     __slots__ = ["k_amax", "k_scale", "kv_cache_dtype", "layer", "q_scale", "tokens", "v_amax", "v_scale"]
@@ -372,32 +380,6 @@ class LayerObservation(_message.Message):
     v_amax: _containers.RepeatedScalarFieldContainer[float]
     v_scale: _containers.RepeatedScalarFieldContainer[float]
     def __init__(self, layer: _Optional[int] = ..., kv_cache_dtype: _Optional[str] = ..., k_scale: _Optional[_Iterable[float]] = ..., v_scale: _Optional[_Iterable[float]] = ..., q_scale: _Optional[_Iterable[float]] = ..., k_amax: _Optional[_Iterable[float]] = ..., v_amax: _Optional[_Iterable[float]] = ..., tokens: _Optional[int] = ...) -> None: ...
-
-class LayerScales(_message.Message):
-    __slots__ = ["k_scale", "layer", "q_scale", "v_scale"]
-    K_SCALE_FIELD_NUMBER: _ClassVar[int]
-    LAYER_FIELD_NUMBER: _ClassVar[int]
-    Q_SCALE_FIELD_NUMBER: _ClassVar[int]
-    V_SCALE_FIELD_NUMBER: _ClassVar[int]
-    k_scale: _containers.RepeatedScalarFieldContainer[float]
-    layer: int
-    q_scale: _containers.RepeatedScalarFieldContainer[float]
-    v_scale: _containers.RepeatedScalarFieldContainer[float]
-    def __init__(self, layer: _Optional[int] = ..., k_scale: _Optional[_Iterable[float]] = ..., v_scale: _Optional[_Iterable[float]] = ..., q_scale: _Optional[_Iterable[float]] = ...) -> None: ...
-
-class LayerSpec(_message.Message):
-    __slots__ = ["k_head_dim", "kind", "kv_heads", "v_head_dim", "window"]
-    KIND_FIELD_NUMBER: _ClassVar[int]
-    KV_HEADS_FIELD_NUMBER: _ClassVar[int]
-    K_HEAD_DIM_FIELD_NUMBER: _ClassVar[int]
-    V_HEAD_DIM_FIELD_NUMBER: _ClassVar[int]
-    WINDOW_FIELD_NUMBER: _ClassVar[int]
-    k_head_dim: int
-    kind: LayerKind
-    kv_heads: int
-    v_head_dim: int
-    window: int
-    def __init__(self, kind: _Optional[_Union[LayerKind, str]] = ..., window: _Optional[int] = ..., kv_heads: _Optional[int] = ..., k_head_dim: _Optional[int] = ..., v_head_dim: _Optional[int] = ...) -> None: ...
 
 class ListSequencesRequest(_message.Message):
     __slots__ = ["namespace", "page_size", "page_token"]
@@ -497,22 +479,6 @@ class ModelCapacity(_message.Message):
     unit_scale_layers: int
     def __init__(self, model_id: _Optional[str] = ..., name: _Optional[str] = ..., kv_cache_dtype: _Optional[str] = ..., sequences: _Optional[int] = ..., tokens_held: _Optional[int] = ..., source_bytes: _Optional[int] = ..., stored_bytes: _Optional[int] = ..., compression_ratio: _Optional[float] = ..., more_tokens: _Optional[int] = ..., more_sequences: _Optional[int] = ..., mean_tokens: _Optional[int] = ..., layers: _Optional[int] = ..., unit_scale_layers: _Optional[int] = ..., bytes_per_token: _Optional[float] = ..., planned_compression_ratio: _Optional[float] = ...) -> None: ...
 
-class ModelSpec(_message.Message):
-    __slots__ = ["hash_block_tokens", "k_rope", "layers", "name", "revision", "source_dtype"]
-    HASH_BLOCK_TOKENS_FIELD_NUMBER: _ClassVar[int]
-    K_ROPE_FIELD_NUMBER: _ClassVar[int]
-    LAYERS_FIELD_NUMBER: _ClassVar[int]
-    NAME_FIELD_NUMBER: _ClassVar[int]
-    REVISION_FIELD_NUMBER: _ClassVar[int]
-    SOURCE_DTYPE_FIELD_NUMBER: _ClassVar[int]
-    hash_block_tokens: int
-    k_rope: RopeState
-    layers: _containers.RepeatedCompositeFieldContainer[LayerSpec]
-    name: str
-    revision: str
-    source_dtype: DType
-    def __init__(self, name: _Optional[str] = ..., revision: _Optional[str] = ..., source_dtype: _Optional[_Union[DType, str]] = ..., k_rope: _Optional[_Union[RopeState, str]] = ..., hash_block_tokens: _Optional[int] = ..., layers: _Optional[_Iterable[_Union[LayerSpec, _Mapping]]] = ...) -> None: ...
-
 class PinRequest(_message.Message):
     __slots__ = ["duration_ms", "kind", "model_id", "namespace", "prompt", "sequence"]
     DURATION_MS_FIELD_NUMBER: _ClassVar[int]
@@ -586,7 +552,7 @@ class ReadManifest(_message.Message):
     def __init__(self, boot_id: _Optional[str] = ..., sequences: _Optional[_Iterable[_Union[SequenceManifest, _Mapping]]] = ..., total_bytes: _Optional[int] = ...) -> None: ...
 
 class ReadRequest(_message.Message):
-    __slots__ = ["accept_k_rotation", "block_tokens", "first_head", "first_layer", "follow", "k_scale", "layout", "measure_scales", "namespace", "num_heads", "num_layers", "per_tensor_scales_only", "sequences", "v_scale"]
+    __slots__ = ["accept_k_rotation", "block_tokens", "first_head", "first_layer", "follow", "k_scale", "layout", "measure_scales", "namespace", "num_heads", "num_layers", "per_tensor_scales_only", "sequences", "v_scale", "within_windows"]
     ACCEPT_K_ROTATION_FIELD_NUMBER: _ClassVar[int]
     AS_FIELD_NUMBER: _ClassVar[int]
     BLOCK_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -602,6 +568,7 @@ class ReadRequest(_message.Message):
     PER_TENSOR_SCALES_ONLY_FIELD_NUMBER: _ClassVar[int]
     SEQUENCES_FIELD_NUMBER: _ClassVar[int]
     V_SCALE_FIELD_NUMBER: _ClassVar[int]
+    WITHIN_WINDOWS_FIELD_NUMBER: _ClassVar[int]
     accept_k_rotation: bool
     block_tokens: int
     first_head: int
@@ -616,7 +583,8 @@ class ReadRequest(_message.Message):
     per_tensor_scales_only: bool
     sequences: _containers.RepeatedCompositeFieldContainer[SequenceRange]
     v_scale: float
-    def __init__(self, namespace: _Optional[str] = ..., sequences: _Optional[_Iterable[_Union[SequenceRange, _Mapping]]] = ..., first_layer: _Optional[int] = ..., num_layers: _Optional[int] = ..., first_head: _Optional[int] = ..., num_heads: _Optional[int] = ..., layout: _Optional[_Union[Layout, str]] = ..., block_tokens: _Optional[int] = ..., k_scale: _Optional[float] = ..., v_scale: _Optional[float] = ..., per_tensor_scales_only: bool = ..., measure_scales: bool = ..., accept_k_rotation: bool = ..., follow: bool = ..., **kwargs) -> None: ...
+    within_windows: bool
+    def __init__(self, namespace: _Optional[str] = ..., sequences: _Optional[_Iterable[_Union[SequenceRange, _Mapping]]] = ..., first_layer: _Optional[int] = ..., num_layers: _Optional[int] = ..., first_head: _Optional[int] = ..., num_heads: _Optional[int] = ..., layout: _Optional[_Union[Layout, str]] = ..., block_tokens: _Optional[int] = ..., k_scale: _Optional[float] = ..., v_scale: _Optional[float] = ..., per_tensor_scales_only: bool = ..., measure_scales: bool = ..., accept_k_rotation: bool = ..., follow: bool = ..., within_windows: bool = ..., **kwargs) -> None: ...
 
 class ReadResponse(_message.Message):
     __slots__ = ["chunk", "manifest", "summary"]
@@ -635,44 +603,6 @@ class ReadSummary(_message.Message):
     saturated_values: int
     tokens: _containers.RepeatedScalarFieldContainer[int]
     def __init__(self, saturated_values: _Optional[int] = ..., tokens: _Optional[_Iterable[int]] = ...) -> None: ...
-
-class RegisterModelRequest(_message.Message):
-    __slots__ = ["max_tokens", "page_tokens", "policy", "scales", "scales_source", "spec"]
-    MAX_TOKENS_FIELD_NUMBER: _ClassVar[int]
-    PAGE_TOKENS_FIELD_NUMBER: _ClassVar[int]
-    POLICY_FIELD_NUMBER: _ClassVar[int]
-    SCALES_FIELD_NUMBER: _ClassVar[int]
-    SCALES_SOURCE_FIELD_NUMBER: _ClassVar[int]
-    SPEC_FIELD_NUMBER: _ClassVar[int]
-    max_tokens: int
-    page_tokens: int
-    policy: FormatPolicy
-    scales: _containers.RepeatedCompositeFieldContainer[LayerScales]
-    scales_source: str
-    spec: ModelSpec
-    def __init__(self, spec: _Optional[_Union[ModelSpec, _Mapping]] = ..., policy: _Optional[_Union[FormatPolicy, _Mapping]] = ..., page_tokens: _Optional[int] = ..., scales: _Optional[_Iterable[_Union[LayerScales, _Mapping]]] = ..., scales_source: _Optional[str] = ..., max_tokens: _Optional[int] = ...) -> None: ...
-
-class RegisterModelResponse(_message.Message):
-    __slots__ = ["boot_id", "capacity_line", "capacity_tokens", "kv_cache_dtype", "max_message_bytes", "model_id", "notices", "page_tokens", "scales_line"]
-    BOOT_ID_FIELD_NUMBER: _ClassVar[int]
-    CAPACITY_LINE_FIELD_NUMBER: _ClassVar[int]
-    CAPACITY_TOKENS_FIELD_NUMBER: _ClassVar[int]
-    KV_CACHE_DTYPE_FIELD_NUMBER: _ClassVar[int]
-    MAX_MESSAGE_BYTES_FIELD_NUMBER: _ClassVar[int]
-    MODEL_ID_FIELD_NUMBER: _ClassVar[int]
-    NOTICES_FIELD_NUMBER: _ClassVar[int]
-    PAGE_TOKENS_FIELD_NUMBER: _ClassVar[int]
-    SCALES_LINE_FIELD_NUMBER: _ClassVar[int]
-    boot_id: str
-    capacity_line: str
-    capacity_tokens: int
-    kv_cache_dtype: str
-    max_message_bytes: int
-    model_id: str
-    notices: _containers.RepeatedScalarFieldContainer[str]
-    page_tokens: int
-    scales_line: str
-    def __init__(self, boot_id: _Optional[str] = ..., model_id: _Optional[str] = ..., page_tokens: _Optional[int] = ..., kv_cache_dtype: _Optional[str] = ..., capacity_line: _Optional[str] = ..., scales_line: _Optional[str] = ..., notices: _Optional[_Iterable[str]] = ..., max_message_bytes: _Optional[int] = ..., capacity_tokens: _Optional[int] = ...) -> None: ...
 
 class ReleaseRequest(_message.Message):
     __slots__ = ["lease_id", "namespace"]
@@ -797,14 +727,14 @@ class SequenceManifest(_message.Message):
     committed_tokens: int
     first_head: int
     first_token: int
-    k_rope: RopeState
+    k_rope: _model_pb2.RopeState
     layers: _containers.RepeatedCompositeFieldContainer[LayerManifest]
     model_id: str
     num_tokens: int
     page_tokens: int
     sealed: bool
     sequence: str
-    def __init__(self, sequence: _Optional[str] = ..., model_id: _Optional[str] = ..., first_token: _Optional[int] = ..., num_tokens: _Optional[int] = ..., committed_tokens: _Optional[int] = ..., sealed: bool = ..., first_head: _Optional[int] = ..., layers: _Optional[_Iterable[_Union[LayerManifest, _Mapping]]] = ..., page_tokens: _Optional[int] = ..., k_rope: _Optional[_Union[RopeState, str]] = ...) -> None: ...
+    def __init__(self, sequence: _Optional[str] = ..., model_id: _Optional[str] = ..., first_token: _Optional[int] = ..., num_tokens: _Optional[int] = ..., committed_tokens: _Optional[int] = ..., sealed: bool = ..., first_head: _Optional[int] = ..., layers: _Optional[_Iterable[_Union[LayerManifest, _Mapping]]] = ..., page_tokens: _Optional[int] = ..., k_rope: _Optional[_Union[_model_pb2.RopeState, str]] = ...) -> None: ...
 
 class SequenceRange(_message.Message):
     __slots__ = ["first_token", "lease_id", "model_id", "num_tokens", "sequence"]
@@ -897,15 +827,6 @@ class UnpinResponse(_message.Message):
     BOOT_ID_FIELD_NUMBER: _ClassVar[int]
     boot_id: str
     def __init__(self, boot_id: _Optional[str] = ...) -> None: ...
-
-class DType(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
-    __slots__ = []
-
-class LayerKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
-    __slots__ = []
-
-class RopeState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
-    __slots__ = []
 
 class Layout(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = []

@@ -4,6 +4,7 @@ import grpc
 
 from kvtier.v1 import kv_events_pb2 as kvtier_dot_v1_dot_kv__events__pb2
 from kvtier.v1 import kv_tier_pb2 as kvtier_dot_v1_dot_kv__tier__pb2
+from kvtier.v1 import model_pb2 as kvtier_dot_v1_dot_model__pb2
 
 
 class KvTierServiceStub(object):
@@ -17,8 +18,8 @@ class KvTierServiceStub(object):
         """
         self.RegisterModel = channel.unary_unary(
                 '/kvtier.v1.KvTierService/RegisterModel',
-                request_serializer=kvtier_dot_v1_dot_kv__tier__pb2.RegisterModelRequest.SerializeToString,
-                response_deserializer=kvtier_dot_v1_dot_kv__tier__pb2.RegisterModelResponse.FromString,
+                request_serializer=kvtier_dot_v1_dot_model__pb2.RegisterModelRequest.SerializeToString,
+                response_deserializer=kvtier_dot_v1_dot_model__pb2.RegisterModelResponse.FromString,
                 )
         self.Append = channel.stream_stream(
                 '/kvtier.v1.KvTierService/Append',
@@ -319,8 +320,8 @@ def add_KvTierServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
             'RegisterModel': grpc.unary_unary_rpc_method_handler(
                     servicer.RegisterModel,
-                    request_deserializer=kvtier_dot_v1_dot_kv__tier__pb2.RegisterModelRequest.FromString,
-                    response_serializer=kvtier_dot_v1_dot_kv__tier__pb2.RegisterModelResponse.SerializeToString,
+                    request_deserializer=kvtier_dot_v1_dot_model__pb2.RegisterModelRequest.FromString,
+                    response_serializer=kvtier_dot_v1_dot_model__pb2.RegisterModelResponse.SerializeToString,
             ),
             'Append': grpc.stream_stream_rpc_method_handler(
                     servicer.Append,
@@ -459,8 +460,8 @@ class KvTierService(object):
             timeout=None,
             metadata=None):
         return grpc.experimental.unary_unary(request, target, '/kvtier.v1.KvTierService/RegisterModel',
-            kvtier_dot_v1_dot_kv__tier__pb2.RegisterModelRequest.SerializeToString,
-            kvtier_dot_v1_dot_kv__tier__pb2.RegisterModelResponse.FromString,
+            kvtier_dot_v1_dot_model__pb2.RegisterModelRequest.SerializeToString,
+            kvtier_dot_v1_dot_model__pb2.RegisterModelResponse.FromString,
             options, channel_credentials,
             insecure, call_credentials, compression, wait_for_ready, timeout, metadata)
 
