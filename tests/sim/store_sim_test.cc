@@ -18,7 +18,7 @@ using testing::SeededRandom;
 
 constexpr std::int64_t kEpisode = 2000;  // operations
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-constexpr std::int64_t kOperations = 100'000;
+constexpr std::int64_t kOperations = 300'000;
 #else
 constexpr std::int64_t kOperations = 1'000'000;
 #endif
