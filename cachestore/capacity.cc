@@ -19,9 +19,13 @@ double Ratio(std::int64_t numerator, std::int64_t denominator) {
 
 }  // namespace
 
+std::int64_t SourceBytesHeld(const Model& model, const ModelTotals& totals) {
+  return totals.tokens_held * model.source_bytes_per_token - totals.behind_windows_bytes;
+}
+
 ModelCapacity CapacityOf(const Model& model, const ModelTotals& totals, std::int64_t free) {
   ModelCapacity capacity;
-  capacity.source_bytes = totals.tokens_held * model.source_bytes_per_token - totals.left_bytes;
+  capacity.source_bytes = SourceBytesHeld(model, totals);
   capacity.stored_bytes = totals.held.allocated;
   capacity.compression_ratio = Ratio(capacity.source_bytes, capacity.stored_bytes);
   capacity.mean_tokens = MeanTokens(model, totals);

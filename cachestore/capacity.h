@@ -24,6 +24,9 @@ struct ModelCapacity {
   std::int64_t more_tokens_as_mean_sequences() const { return more_sequences * mean_tokens; }
 };
 
+// What the tokens held take in the source dtype; of windows, all of the pages that are kept.
+std::int64_t SourceBytesHeld(const Model& model, const ModelTotals& totals);
+
 // `free` is the bytes of the budget that hold nothing. `model` need not be the one that `totals`
 // are of: so the same sequences are asked about in another format, whose stored figures mean
 // nothing.

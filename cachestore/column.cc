@@ -57,8 +57,8 @@ Column::~Column() {
   owner_.name_space->index.Remove(AllOf(blocks_), this);
   evictor_.Remove(node_);
   MutexLock lock(&mutex_);
-  owner_.model->Add(
-      {.tokens_held = -owner_.model->model().page_tokens, .left_bytes = -left_bytes_});
+  owner_.model->Add({.tokens_held = -owner_.model->model().page_tokens,
+                     .behind_windows_bytes = -behind_windows_bytes_});
 }
 
 void Column::Swap(std::vector<Layer>& layers) const {
@@ -69,36 +69,52 @@ void Column::Swap(std::vector<Layer>& layers) const {
   held_ = HeldOf(layers_);
 }
 
-bool Column::Keep(std::size_t window) const {
+bool Column::KeepWindow(std::size_t window) const {
   MutexLock lock(&mutex_);
   if (keepers_[window] == 0) return false;
   ++keepers_[window];
   return true;
 }
 
-void Column::Leave(std::size_t window) const {
-  const Model& model = owner_.model->model();
-  std::vector<Layer> left;  // until after the lock
-  MutexLock lock(&mutex_);
-  if (--keepers_[window] > 0) return;
-  std::int64_t bytes = 0;
-  for (const std::size_t layer : model.windows[window].layers) {
-    left.push_back(std::exchange(layers_[layer], {}));
-    bytes += model.page_tokens * model.layers[layer].source_bytes();
-  }
-  held_ = HeldOf(layers_);
-  left_bytes_ += bytes;
-  owner_.model->Add({.left_bytes = bytes});
+void Column::LeaveWindow(std::size_t window) const {
+  if (!LetGoOfWindow(window).empty()) owner_.name_space->index.NoLongerHit(AllOf(blocks_), this);
 }
 
-bool Column::Hits(std::int64_t tokens) const {
+std::vector<Column::Layer> Column::LetGoOfWindow(std::size_t window) const {
   const Model& model = owner_.model->model();
-  for (std::size_t i = 0; i < model.windows.size(); ++i) {
-    const std::int64_t first = model.windows[i].FirstSeenPage(tokens, model.page_tokens);
-    for (const Column* column = this; column != nullptr && column->page_ >= first;
-         column = column->before_.get()) {
-      if (column->page_ * model.page_tokens < tokens && !column->Has(i)) return false;
-    }
+  std::vector<Layer> gone;
+  MutexLock lock(&mutex_);
+  if (--keepers_[window] > 0) return gone;
+  std::int64_t bytes = 0;
+  for (const std::size_t layer : model.windows[window].layers) {
+    gone.push_back(std::exchange(layers_[layer], {}));
+    bytes += model.page_tokens * model.layers[layer].source_bytes();
+  }
+  held_ -= HeldOf(gone);
+  behind_windows_bytes_ += bytes;
+  owner_.model->Add({.behind_windows_bytes = bytes});
+  return gone;
+}
+
+bool HitSearch::Hits(const Column& column, std::int64_t tokens) {
+  const Model& model = column.owner().model->model();
+  if (model.windows.empty()) return true;
+  std::vector<std::int64_t> first;  // page, of each window
+  for (const Window& window : model.windows)
+    first.push_back(window.FirstSeenPage(tokens, model.page_tokens));
+  const auto has_all = [&](const Column& seen) {
+    for (std::size_t i = 0; i < first.size(); ++i)
+      if (seen.page() >= first[i] && !seen.HasWindow(i)) return false;
+    return !missed_.contains(&seen);
+  };
+  const std::int64_t end = *std::min_element(first.begin(), first.end());
+  std::vector<const Column*> looked_at;
+  for (const Column* at = &column; at != nullptr && at->page() >= end; at = at->before().get()) {
+    if (at->page() * model.page_tokens >= tokens) continue;
+    looked_at.push_back(at);
+    if (has_all(*at)) continue;
+    missed_.insert(looked_at.begin(), looked_at.end());
+    return false;
   }
   return true;
 }

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
+#include "absl/container/flat_hash_set.h"
 #include "cachestore/base/mutex.h"
 #include "cachestore/eviction/evictor.h"
 #include "cachestore/home.h"
@@ -58,21 +59,20 @@ class Column : public std::enable_shared_from_this<Column> {
   std::int64_t saturated_values() const { return saturated_; }
   EvictionNode& node() const { return node_; }
 
-  // What the layers of a window have here stays until Leave. False where it went already.
-  bool Keep(std::size_t window) const ABSL_LOCKS_EXCLUDED(mutex_);
-  void Leave(std::size_t window) const ABSL_LOCKS_EXCLUDED(mutex_);
-  // Whether all is here that the windows see of the first `tokens` tokens, the last of which lie in
-  // this column or before it.
-  bool Hits(std::int64_t tokens) const;
-
- private:
-  Column(std::shared_ptr<const Column> before, Content content, const Owner& owner,
-         const SequenceHome& home);
-
-  bool Has(std::size_t window) const ABSL_LOCKS_EXCLUDED(mutex_) {
+  // What the layers of a window have here stays until LeaveWindow. False where it went already.
+  bool KeepWindow(std::size_t window) const ABSL_LOCKS_EXCLUDED(mutex_);
+  void LeaveWindow(std::size_t window) const ABSL_LOCKS_EXCLUDED(mutex_);
+  bool HasWindow(std::size_t window) const ABSL_LOCKS_EXCLUDED(mutex_) {
     MutexLock lock(&mutex_);
     return keepers_[window] > 0;
   }
+
+ private:
+  // One keeper fewer; after the last, what the window's layers had.
+  std::vector<Layer> LetGoOfWindow(std::size_t window) const ABSL_LOCKS_EXCLUDED(mutex_);
+
+  Column(std::shared_ptr<const Column> before, Content content, const Owner& owner,
+         const SequenceHome& home);
 
   const std::shared_ptr<const Column> before_;
   const std::int64_t page_;
@@ -86,7 +86,20 @@ class Column : public std::enable_shared_from_this<Column> {
   mutable std::vector<Layer> layers_ ABSL_GUARDED_BY(mutex_);
   mutable MemoryHeld held_ ABSL_GUARDED_BY(mutex_);
   mutable std::vector<std::int64_t> keepers_ ABSL_GUARDED_BY(mutex_);  // of each window
-  mutable std::int64_t left_bytes_ ABSL_GUARDED_BY(mutex_) = 0;  // ModelTotals::left_bytes of it
+  mutable std::int64_t behind_windows_bytes_ ABSL_GUARDED_BY(mutex_) =
+      0;  // ModelTotals::behind_windows_bytes of it
+};
+
+// Whether prefixes are hit, asked at ever fewer tokens: then no column is looked at twice.
+class HitSearch {
+ public:
+  // Whether all is there that the windows see of the first `tokens` tokens, of which the last lies
+  // in `column` or before it.
+  bool Hits(const Column& column, std::int64_t tokens);
+
+ private:
+  // Behind each of these there is a gap that its tokens would see, and so would fewer.
+  absl::flat_hash_set<const Column*> missed_;
 };
 
 // The columns of a sequence from page 0 on. Lets go of the last first: a column whose `before` is

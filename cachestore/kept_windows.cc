@@ -11,9 +11,9 @@ bool KeptWindows::Reach(const Path& path, std::int64_t tokens) {
   std::vector<std::int64_t> reached = begin_;
   bool sees = true;
   for (std::size_t i = 0; sees && i < begin_.size(); ++i) {
-    const KeptWindow& window = model_.windows[i];
-    const std::int64_t first = window.FirstKeptPage(tokens, model_.page_tokens);
-    while (reached[i] > first && path[reached[i] - 1].Keep(i)) --reached[i];
+    const Window& window = model_.windows[i];
+    const std::int64_t first = window.FirstKeptPage(tokens, path.pages(), model_.page_tokens);
+    while (reached[i] > first && path[reached[i] - 1].KeepWindow(i)) --reached[i];
     sees = reached[i] <= window.FirstSeenPage(tokens, model_.page_tokens);
   }
   if (sees) {
@@ -22,7 +22,7 @@ bool KeptWindows::Reach(const Path& path, std::int64_t tokens) {
     return true;
   }
   for (std::size_t i = 0; i < begin_.size(); ++i)
-    for (std::int64_t page = reached[i]; page < begin_[i]; ++page) path[page].Leave(i);
+    for (std::int64_t page = reached[i]; page < begin_[i]; ++page) path[page].LeaveWindow(i);
   return false;
 }
 
@@ -41,8 +41,8 @@ void KeptWindows::MoveOn(const Path& path, std::int64_t tokens) {
   if (!wants_.empty()) tokens = std::min(tokens, *wants_.begin());
   for (std::size_t i = 0; i < begin_.size(); ++i) {
     const std::int64_t first =
-        std::min(path.pages(), model_.windows[i].FirstKeptPage(tokens, model_.page_tokens));
-    for (; begin_[i] < first; ++begin_[i]) path[begin_[i]].Leave(i);
+        model_.windows[i].FirstKeptPage(tokens, path.pages(), model_.page_tokens);
+    for (; begin_[i] < first; ++begin_[i]) path[begin_[i]].LeaveWindow(i);
   }
   Tell();
 }
@@ -50,7 +50,7 @@ void KeptWindows::MoveOn(const Path& path, std::int64_t tokens) {
 void KeptWindows::CutTo(const Path& path, std::int64_t pages) {
   for (std::size_t i = 0; i < begin_.size(); ++i) {
     for (std::int64_t page = std::max(begin_[i], pages); page < path.pages(); ++page)
-      path[page].Leave(i);
+      path[page].LeaveWindow(i);
     begin_[i] = std::min(begin_[i], pages);
   }
   Tell();

@@ -22,7 +22,7 @@ class KeptWindows {
   }
 
   // Keeps from now on, beside what it keeps, all that the windows see of the first `tokens` tokens,
-  // and before that as far as KeptWindow says and it is still here. False, and nothing has changed,
+  // and before that as far as Window says and it is still here. False, and nothing has changed,
   // where something that they see is gone.
   bool Reach(const Path& path, std::int64_t tokens);
 

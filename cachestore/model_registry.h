@@ -23,7 +23,7 @@ struct ModelTotals {
   std::int64_t sequence_tokens = 0;  // committed, of each sequence
   std::int64_t tokens_held = 0;      // committed; once where sequences share them
   // Of these in the source dtype what went behind windows (Model::windows).
-  std::int64_t left_bytes = 0;
+  std::int64_t behind_windows_bytes = 0;
   MemoryHeld held;                   // what only readers hold any more included
   std::int64_t appended_tokens = 0;  // committed since the start
   std::int64_t appended_bytes = 0;   // source bytes received since the start

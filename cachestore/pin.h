@@ -38,7 +38,8 @@ class Pin {
         std::find_if(sequences_.begin(), sequences_.end(),
                      [&](const Pinned& candidate) { return candidate.sequence == sequence; });
     if (ended_ || pinned == sequences_.end() || successor == sequence) return;
-    const auto tokens = successor->AddPin(kind_, -1);
+    auto tokens = successor->AddPin(kind_, pinned->tokens);
+    if (!tokens.ok()) tokens = successor->AddPin(kind_, -1);
     if (!tokens.ok()) return;
     sequence->RemovePin(kind_, pinned->tokens);
     *pinned = {successor, *tokens};

@@ -92,10 +92,22 @@ void PrefixIndex::RemoveFrom(HolderSet<T> Holders::*set, const BlockRange& range
   Changes removed(BlockEvent::Kind::kRemoved, range, log_.lock());
   for (std::int64_t index = range.begin; index < range.end; ++index) {
     const auto entry = holders_.find(range.blocks->keys[static_cast<std::size_t>(index)]);
-    KVT_CHECK(entry != holders_.end() && (entry->second.*set).Remove(holder));
+    KVT_CHECK(entry != holders_.end());
+    bool was_there = (entry->second.*set).Remove(holder);
+    if constexpr (std::is_same_v<T, const Column>)
+      was_there = was_there || entry->second.missed.Remove(holder);
+    KVT_CHECK(was_there);
     if (!entry->second.empty()) continue;
     holders_.erase(entry);
     removed.Add(index);
+  }
+}
+
+void PrefixIndex::NoLongerHit(const BlockRange& blocks, const Column* column) {
+  MutexLock lock(&mutex_);
+  for (const PrefixKey& key : blocks.keys()) {
+    Holders& holders = holders_.at(key);
+    if (holders.columns.Remove(column)) holders.missed.Add(column);
   }
 }
 
@@ -126,13 +138,14 @@ PrefixIndex::Found PrefixIndex::FindAmong(absl::Span<const PrefixKey> keys, bool
   }
   // Only what is returned is ever locked: to let go of a holder may end it, which takes our lock.
   // A holder that is going away can't be locked any more.
+  HitSearch search;
   for (; !held.empty(); held.pop_back()) {
     Found found{.blocks = static_cast<std::int64_t>(held.size()), .column = {}, .sequence = {}};
     found.column = held.back()->columns.FirstOf([&](const Column* column) {
       const Model& model = column->owner().model->model();
       std::int64_t tokens = found.blocks * model.request.spec.hash_block_tokens;
       if (!sequences) tokens -= tokens % model.page_tokens;
-      return column->Hits(tokens) ? column->weak_from_this().lock() : nullptr;
+      return search.Hits(*column, tokens) ? column->weak_from_this().lock() : nullptr;
     });
     if (found.column == nullptr && sequences) {
       found.sequence = held.back()->sequences.FirstOf([&](Sequence* sequence) {

@@ -19,14 +19,17 @@ class Sequence;
 
 // Who of a namespace holds the prefix that a key stands for: a column, or a sequence, in the pages
 // that it has not filled in every layer. A holder of a key holds all keys before it, so that a
-// prefix is held as far as its keys are found. Holds nothing alive. Thread-safe; its lock is held
-// for a few steps a key, and only the event log's is taken under it.
+// prefix is held as far as its keys are found; whether it is hit, its windows decide, where the
+// model keeps any. Holds nothing alive. Thread-safe; its lock is held for a few steps a key, and
+// the event log's or a column's is taken under it.
 class PrefixIndex {
  public:
   // A holder must take back what it added before it goes.
   void Add(const BlockRange& blocks, const Column* column) ABSL_LOCKS_EXCLUDED(mutex_);
   void Add(const BlockRange& blocks, Sequence* sequence) ABSL_LOCKS_EXCLUDED(mutex_);
   void Remove(const BlockRange& blocks, const Column* column) ABSL_LOCKS_EXCLUDED(mutex_);
+  // Of a column that was added a window went: it is held, and nothing that ends in it is hit.
+  void NoLongerHit(const BlockRange& blocks, const Column* column) ABSL_LOCKS_EXCLUDED(mutex_);
   void Remove(const BlockRange& blocks, Sequence* sequence) ABSL_LOCKS_EXCLUDED(mutex_);
 
   // How many of a prompt's keys are held, from the first on.
@@ -63,10 +66,11 @@ class PrefixIndex {
   };
   struct Holders {
     HolderSet<const Column> columns;
+    HolderSet<const Column> missed;  // columns that are no longer hit
     HolderSet<Sequence> sequences;
     HashBlocksPtr blocks;    // of a holder: a column's where there is one, which are the fewest
     std::int64_t index = 0;  // among them
-    bool empty() const { return columns.empty() && sequences.empty(); }
+    bool empty() const { return columns.empty() && missed.empty() && sequences.empty(); }
   };
 
   template <class T>

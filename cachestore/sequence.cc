@@ -262,13 +262,20 @@ absl::StatusOr<SequencePins::Layer> Sequence::PinLayer(std::size_t layer, const 
   SequencePins::Layer pins{
       .first_token = first, .k = PinTensor(state.k, layer, first, end), .v = {}};
   if (model.v.dim() > 0) pins.v = PinTensor(state.v, layer, first, end);
-  if (model.kept_window < 0) return pins;
+  if (model.window_index < 0) return pins;
   // Of a window that moves on meanwhile K may still be here and V not.
   for (const TensorPins* tensor : {&pins.v, &pins.k}) {
     const auto gone = std::find_if(tensor->parts.rbegin(), tensor->parts.rend(),
                                    [](const auto& part) { return part.part == nullptr; });
     if (gone == tensor->parts.rend()) continue;
     const std::int64_t kept = (first / page_tokens + (tensor->parts.rend() - gone)) * page_tokens;
+    if (range.within_windows && kept <= std::max(range.first_token, end - model.spec.window)) {
+      return Error(Reason::kBehindWindow,
+                   fmt::format("block_tokens is {}; the block in which the window of layer {} of "
+                               "sequence \"{}\" begins has tokens that are gone, those before {} "
+                               "(retention=window): take one that divides page_tokens, {}",
+                               range.step_tokens, layer, key_.id, kept, page_tokens));
+    }
     return Error(
         Reason::kBehindWindow,
         fmt::format("tokens {} to {} of layer {} of sequence \"{}\" are gone: its window is {} "

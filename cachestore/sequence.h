@@ -9,6 +9,7 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "cachestore/base/errors.h"
 #include "cachestore/base/mutex.h"
 #include "cachestore/chunk.h"
 #include "cachestore/column.h"
@@ -164,8 +165,8 @@ class Sequence : public std::enable_shared_from_this<Sequence> {
   absl::Status Supersede(std::uint64_t epoch, Notices& notices) ABSL_LOCKS_EXCLUDED(mutex_);
 
   // A hold on its first `tokens` tokens: they stay readable, after it is dropped as well, until the
-  // hold is given back. -1: of all that is committed. How many; NOT_FOUND where it has not so many,
-  // or not what the windows see of them, or is gone.
+  // hold is given back. -1: of all that is committed, whatever windows see of that. How many;
+  // NOT_FOUND where it has not so many, or not what the windows see of them, or is gone.
   absl::StatusOr<std::int64_t> Hold(std::int64_t tokens) ABSL_LOCKS_EXCLUDED(mutex_);
   // `tokens`: how many that were.
   void Unhold(std::int64_t tokens) ABSL_LOCKS_EXCLUDED(mutex_);
@@ -300,10 +301,14 @@ class Sequence : public std::enable_shared_from_this<Sequence> {
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::StatusOr<std::vector<PlannedCut>> PlanCuts(std::int64_t tokens)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::Status ReserveCuts(std::vector<PlannedCut>& cuts, std::int64_t& needed) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void CutTo(std::int64_t tokens, std::vector<PlannedCut> cuts)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // That fewer tokens are here than were sealed.
   absl::Status EvictedFrom(std::int64_t tokens) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::Status WindowsMovedOn(Reason reason, std::int64_t tokens) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // It is no longer found by its keys.
   void Unlist() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Pages before where its residual begins to count: what is counted of them, the columns know.

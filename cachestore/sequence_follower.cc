@@ -65,6 +65,7 @@ absl::StatusOr<std::optional<SequenceReader>> SequenceFollower::Next(std::int64_
     std::int64_t tokens = TakeTurn(now);
     if (tokens == 0) {
       done_ = now.end.has_value() && now.committed >= *now.end;
+      if (done_) lease_->sequence()->Unfollow(claim_);  // its windows may move on
       return std::nullopt;
     }
     tokens = std::min(tokens, opening_.ChunkTokens(layer_, given_[layer_], bytes));

@@ -25,11 +25,7 @@ absl::StatusOr<std::int64_t> Sequence::Keep(std::int64_t tokens) {
     return kept;
   }
   home_.evictor.Unguard(end_, Evictor::Use::kNone);
-  if (held) {
-    return Error(
-        Reason::kBehindWindow,
-        fmt::format("of the {} tokens of sequence \"{}\" a window has moved on", kept, key_.id));
-  }
+  if (held) return WindowsMovedOn(Reason::kBehindWindow, kept);
   return Error(Reason::kUnknownSequence,
                fmt::format("sequence \"{}\" has {} of {} tokens", key_.id, committed,
                            tokens < 0 ? sealed_tokens_ : tokens));
@@ -79,6 +75,13 @@ void Sequence::Unhold(std::int64_t tokens) {
     LetGo();
     Report(0);
   }
+}
+
+absl::Status Sequence::WindowsMovedOn(Reason reason, std::int64_t tokens) const {
+  return Error(reason,
+               fmt::format("tokens is {}; of sequence \"{}\", which has {}, the windows have "
+                           "moved on from there (retention=window)",
+                           tokens, key_.id, Committed()));
 }
 
 void Sequence::LetGoBehindWindows() {

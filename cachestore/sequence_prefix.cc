@@ -6,6 +6,7 @@
 #include <limits>
 #include <utility>
 
+#include "cachestore/base/check.h"
 #include "cachestore/base/errors.h"
 #include "cachestore/base/status_macros.h"
 #include "cachestore/sequence.h"
@@ -134,26 +135,28 @@ absl::StatusOr<SequenceFork> Sequence::Fork(SequenceKey key, std::int64_t tokens
     start.path.CutTo(tokens / owner_.model->model().page_tokens);
     tokens = start.path.pages() * owner_.model->model().page_tokens;
   }
-  if (!Hits(tokens)) {
-    return Error(
-        Reason::kBehindWindow,
-        fmt::format("tokens is {}; of sequence \"{}\", which has {}, the windows have moved "
-                    "on from there (retention=window)",
-                    tokens, key_.id, committed));
-  }
+  const bool hit =
+      exact ? Hits(tokens) : tokens == 0 || HitSearch().Hits(*start.path.last(), tokens);
+  if (!hit) return WindowsMovedOn(Reason::kBehindWindow, tokens);
   start.tokens = tokens;
   start.blocks = CopyOf(BlocksOf(tokens));
   if (exact) {
     KVT_RETURN_IF_ERROR(CheckRoomForCopy(needed));
   }
   auto fork = std::make_shared<Sequence>(std::move(key), owner_, home_, now, std::move(start));
-  if (!exact) return SequenceFork{std::move(fork), tokens};
+  if (!exact) {
+    MutexLock fork_lock(&fork->mutex_);
+    // Others may have let go of it since.
+    if (fork->PathTokens() < tokens) return WindowsMovedOn(Reason::kBehindWindow, tokens);
+    return SequenceFork{fork, tokens};
+  }
   KVT_RETURN_IF_ERROR(CopyEndTo(*fork));
   return SequenceFork{std::move(fork), tokens};
 }
 
 absl::Status Sequence::CopyEndTo(Sequence& fork) const {
   MutexLock lock(&fork.mutex_);
+  KVT_CHECK(fork.path_.pages() == path_.pages());
   for (std::size_t i = 0; i < layers_.size(); ++i) {
     LayerState& layer = fork.layers_[i];
     layer.received = layers_[i].received;

@@ -34,6 +34,16 @@ absl::StatusOr<std::vector<Sequence::PlannedCut>> Sequence::PlanCuts(std::int64_
   return cuts;
 }
 
+absl::Status Sequence::ReserveCuts(std::vector<PlannedCut>& cuts, std::int64_t& needed) const {
+  needed = 0;
+  for (const PlannedCut& planned : cuts) needed += planned.tensor->BytesOf(planned.cut);
+  KVT_RETURN_IF_ERROR(Memory().Check(needed));
+  for (PlannedCut& planned : cuts) {
+    KVT_RETURN_IF_ERROR(planned.tensor->Reserve(planned.cut, Memory()));
+  }
+  return absl::OkStatus();
+}
+
 absl::Status Sequence::Truncate(std::int64_t tokens, std::uint64_t epoch, absl::Time now,
                                 bool& copies, std::int64_t& needed) {
   Notices notices;
@@ -47,20 +57,12 @@ absl::Status Sequence::Truncate(std::int64_t tokens, std::uint64_t epoch, absl::
         fmt::format("tokens is {}; sequence \"{}\" has {} committed", tokens, key_.id, committed));
   }
   KVT_ASSIGN_OR_RETURN(std::vector<PlannedCut> cuts, PlanCuts(tokens));
-  if (!windows_.Reach(path_, tokens)) {
-    return Error(
-        Reason::kTruncateTooShort,
-        fmt::format("tokens is {}; of sequence \"{}\", which has {}, the windows have moved "
-                    "on from there (retention=window)",
-                    tokens, key_.id, Committed()));
-  }
+  if (!windows_.Reach(path_, tokens)) return WindowsMovedOn(Reason::kTruncateTooShort, tokens);
   copies = tokens < held_tokens_;
-  if (copies) return absl::OkStatus();
-  needed = 0;
-  for (const PlannedCut& planned : cuts) needed += planned.tensor->BytesOf(planned.cut);
-  KVT_RETURN_IF_ERROR(Memory().Check(needed));
-  for (PlannedCut& planned : cuts) {
-    KVT_RETURN_IF_ERROR(planned.tensor->Reserve(planned.cut, Memory()));
+  if (const absl::Status room = copies ? absl::OkStatus() : ReserveCuts(cuts, needed);
+      copies || !room.ok()) {
+    LetGoBehindWindows();
+    return room;
   }
   writers_.TakeOver(epoch, notices);
   CutTo(tokens, std::move(cuts));

@@ -142,9 +142,13 @@ absl::StatusOr<std::vector<std::int64_t>> Store::Lookup(const std::string& name_
   std::vector<std::int64_t> tokens;
   for (const Prompt& prompt : prompts) {
     const auto keys = PrefixKeysOf(name_space, model_id, block_tokens, prompt);
-    const bool all_stays = model->model().windows.empty();
-    tokens.push_back(block_tokens *
-                     (all_stays ? asked->index.CountHeld(keys) : asked->index.Find(keys).blocks));
+    if (model->model().windows.empty()) {
+      tokens.push_back(block_tokens * asked->index.CountHeld(keys));
+      continue;
+    }
+    PrefixIndex::Found found = asked->index.Find(keys);
+    tokens.push_back(block_tokens * found.blocks);
+    const Path let_go(std::move(found.column));  // nobody else may have it by now
   }
   return tokens;
 }

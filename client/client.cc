@@ -303,7 +303,7 @@ absl::StatusOr<ReadResult> Client::ReadInto(const v1::ReadRequest& request,
     const std::uint32_t index = chunk.layer() - sequence.layers(0).layer();
     const v1::LayerManifest& layer = sequence.layers(static_cast<int>(index));
     const LayerTarget& target = targets[chunk.sequence_index()][index];
-    const std::uint64_t first = chunk.first_token() - layer.first_token();
+    const std::uint64_t first = chunk.first_token() - FirstToken(sequence, layer);
     ReadGeometry geometry{.layout = request.layout(),
                           .block_tokens = request.block_tokens(),
                           .tokens = LayerTokens(sequence, layer),

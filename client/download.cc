@@ -131,7 +131,7 @@ absl::Status SequenceFile::Take(const v1::ReadChunk& chunk) {
   const std::uint32_t index = chunk.layer() - sequence_.layers(0).layer();
   const v1::LayerManifest& layer = sequence_.layers(static_cast<int>(index));
   const LayerPlace& place = places_[index];
-  const std::uint64_t first = chunk.first_token() - layer.first_token();
+  const std::uint64_t first = chunk.first_token() - FirstToken(sequence_, layer);
   KVT_RETURN_IF_ERROR(WritePart(place.k, layer.k_head_dim(), layer, first, chunk.k()));
   if (!place.v) return absl::OkStatus();
   return WritePart(*place.v, layer.v_head_dim(), layer, first, chunk.v());

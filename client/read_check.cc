@@ -56,10 +56,10 @@ absl::StatusOr<std::uint64_t> CheckSequence(const v1::SequenceManifest& sequence
     // Of 32-bit dims, in range.
     const std::uint64_t row =
         *RowBytes(layer.dtype(), layer.k_head_dim()) + *RowBytes(layer.dtype(), layer.v_head_dim());
-    if (layer.first_token() < sequence.first_token() ||
-        layer.first_token() - sequence.first_token() > sequence.num_tokens()) {
-      return Loss(fmt::format("{} begins at token {}; the sequence has {} from {} on", name,
-                              layer.first_token(), sequence.num_tokens(), sequence.first_token()));
+    const std::uint64_t first = FirstToken(sequence, layer);
+    if (first < sequence.first_token() || first - sequence.first_token() > sequence.num_tokens()) {
+      return Loss(fmt::format("{} begins at token {}; the sequence has {} from {} on", name, first,
+                              sequence.num_tokens(), sequence.first_token()));
     }
     const auto size = Product({LayerTokens(sequence, layer), layer.num_heads(), row});
     if (!size || __builtin_add_overflow(bytes, *size, &bytes)) {
@@ -79,8 +79,12 @@ std::optional<std::uint64_t> RowBytes(v1::DType dtype, std::uint32_t dim) {
 
 bool IsFp8(v1::DType dtype) { return dtype == v1::DTYPE_FP8_E4M3 || dtype == v1::DTYPE_FP8_E5M2; }
 
+std::uint64_t FirstToken(const v1::SequenceManifest& sequence, const v1::LayerManifest& layer) {
+  return layer.has_first_token() ? layer.first_token() : sequence.first_token();
+}
+
 std::uint64_t LayerTokens(const v1::SequenceManifest& sequence, const v1::LayerManifest& layer) {
-  return sequence.num_tokens() - (layer.first_token() - sequence.first_token());
+  return sequence.num_tokens() - (FirstToken(sequence, layer) - sequence.first_token());
 }
 
 absl::Status ReadCheck::Begin(const v1::ReadManifest& manifest, int sequences, ReadKind kind) {
@@ -96,7 +100,8 @@ absl::Status ReadCheck::Begin(const v1::ReadManifest& manifest, int sequences, R
       return Loss("the manifest is larger than 64 bits can say");
     }
     std::vector<std::uint64_t>& next = next_token_.emplace_back();
-    for (const v1::LayerManifest& layer : sequence.layers()) next.push_back(layer.first_token());
+    for (const v1::LayerManifest& layer : sequence.layers())
+      next.push_back(FirstToken(sequence, layer));
   }
   const bool unknown = kind == ReadKind::kFollowed && manifest.total_bytes() == 0;
   if (kind != ReadKind::kStored && !unknown && bytes != manifest.total_bytes()) {

@@ -15,7 +15,9 @@ namespace kvtier::client {
 std::optional<std::uint64_t> RowBytes(v1::DType dtype, std::uint32_t dim);
 bool IsFp8(v1::DType dtype);
 
-// Of one layer of a manifest: fewer than the sequence's where the read is within windows.
+// Of one layer of a manifest: later, and fewer, than the sequence's where the read is within
+// windows.
+std::uint64_t FirstToken(const v1::SequenceManifest& sequence, const v1::LayerManifest& layer);
 std::uint64_t LayerTokens(const v1::SequenceManifest& sequence, const v1::LayerManifest& layer);
 
 // Of K, V and parts, of a v1::AppendChunk or a v1::ReadChunk.

@@ -247,19 +247,26 @@ absl::Status CheckLayer(const LayerModel& layer, std::size_t index) {
 }
 
 // Puts a layer, the `index`th, to those that keep what the same window sees.
-void KeepWindow(std::size_t index, LayerModel& layer, Model& model) {
-  if (layer.spec.kind != LayerKind::kSlidingWindow) return;
-  auto window = std::find_if(
-      model.windows.begin(), model.windows.end(),
-      [&](const KeptWindow& candidate) { return candidate.tokens == layer.spec.window; });
+absl::Status KeepWindow(std::size_t index, LayerModel& layer, Model& model) {
+  if (layer.spec.kind != LayerKind::kSlidingWindow) return absl::OkStatus();
+  auto window =
+      std::find_if(model.windows.begin(), model.windows.end(),
+                   [&](const Window& candidate) { return candidate.tokens == layer.spec.window; });
   if (window == model.windows.end()) {
+    if (model.windows.size() == kMaxWindows) {
+      return Error(Reason::kInvalidField,
+                   fmt::format("spec.layers[{}].window is {}; with policy.retention window want at "
+                               "most {} different ones",
+                               index, layer.spec.window, kMaxWindows));
+    }
     model.windows.push_back({.tokens = layer.spec.window,
                              .hash_block_tokens = model.request.spec.hash_block_tokens,
                              .layers = {}});
     window = model.windows.end() - 1;
   }
   window->layers.push_back(index);
-  layer.kept_window = static_cast<int>(window - model.windows.begin());
+  layer.window_index = static_cast<int>(window - model.windows.begin());
+  return absl::OkStatus();
 }
 
 using LayerFormats = std::vector<std::pair<TensorFormat, TensorFormat>>;
@@ -318,7 +325,9 @@ absl::StatusOr<std::shared_ptr<const Model>> ResolveModel(ModelRequest request,
     layer.v = MakeTensor(formats[i].second, layer.spec.kv_heads, layer.spec.v_head_dim, *model);
     KVT_RETURN_IF_ERROR(CheckLayer(layer, i));
     model->source_bytes_per_token += layer.source_bytes();
-    if (model->request.policy.retention == Retention::kWindow) KeepWindow(i, layer, *model);
+    if (model->request.policy.retention == Retention::kWindow) {
+      KVT_RETURN_IF_ERROR(KeepWindow(i, layer, *model));
+    }
     model->layers.push_back(std::move(layer));
   }
   KVT_RETURN_IF_ERROR(ApplyScales(model->request, *model));

@@ -38,10 +38,11 @@ struct TensorModel {
   std::int64_t residual_slot_bytes() const { return AlignUp(residual_slot_use()); }
 };
 
-// What sliding-window layers keep under Retention::kWindow, in pages: what their window sees of a
-// sequence's newest token, and of one a hash block before that. Whoever asks for a prompt again
-// computes its last token anew, and hits in the block before.
-struct KeptWindow {
+// A window that sliding-window layers have under Retention::kWindow, and which pages they keep of a
+// sequence: those that it sees of the newest token, and of two lengths before that. Whoever asks
+// for a prompt again computes its last token anew, and hits a hash block before the end; who
+// appends it again shares pages that are final in every layer, and begins where these end.
+struct Window {
   int tokens = 0;
   int hash_block_tokens = 0;
   std::vector<std::size_t> layers;  // that have it
@@ -50,9 +51,10 @@ struct KeptWindow {
   std::int64_t FirstSeenPage(std::int64_t length, int page_tokens) const {
     return std::max<std::int64_t>(0, length - tokens) / page_tokens;
   }
-  // The first page that is kept.
-  std::int64_t FirstKeptPage(std::int64_t length, int page_tokens) const {
-    return FirstSeenPage(length - hash_block_tokens, page_tokens);
+  // The first page that is kept, where the first `pages` are final.
+  std::int64_t FirstKeptPage(std::int64_t length, std::int64_t pages, int page_tokens) const {
+    const std::int64_t shared = std::min(pages, length / page_tokens) * page_tokens;
+    return FirstSeenPage(std::min(length - hash_block_tokens, shared), page_tokens);
   }
 };
 
@@ -63,7 +65,7 @@ struct LayerModel {
   TensorModel v;
   std::vector<float> q_scales;  // for readers: none, one, or one a head
   bool unit_scale = false;      // takes scales, and all are 1.0
-  int kept_window = -1;         // of Model::windows; -1: it keeps every token
+  int window_index = -1;        // of Model::windows; -1: it keeps every token
 
   // Of one token.
   std::int64_t source_bytes() const {
@@ -79,7 +81,7 @@ struct Model {
   int page_tokens = 0;
   std::int64_t max_tokens = kDefaultMaxTokens;
   std::vector<LayerModel> layers;
-  std::vector<KeptWindow> windows;  // under Retention::kWindow, each once; else none
+  std::vector<Window> windows;  // under Retention::kWindow, each once; else none
   std::int64_t source_bytes_per_token = 0;
   int unit_scale_layers = 0;
   int scaled_layers = 0;  // whose format takes scales

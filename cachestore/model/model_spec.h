@@ -35,7 +35,7 @@ struct ModelSpec {
 // Which tokens a sliding-window layer keeps.
 enum class Retention {
   kAll,
-  kWindow,  // the pages that its window sees (KeptWindow); what is behind them goes
+  kWindow,  // the pages that its window sees (Model::windows); what is behind them goes
 };
 
 // How a model's layers are stored: a format, the layers that keep the source dtype instead, and
@@ -68,6 +68,7 @@ struct ModelRequest {
 // Of one model.
 inline constexpr int kMaxLayers = 1024;
 inline constexpr int kMaxHeads = 1024;  // of a layer
+inline constexpr int kMaxWindows = 8;   // different ones, under Retention::kWindow
 inline constexpr std::int64_t kDefaultMaxTokens = 32768;
 
 // Everything that can be said of a request before its format is known: names, counts, shapes.

@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <limits>
-#include <numeric>
 #include <set>
 #include <utility>
 
@@ -69,16 +68,16 @@ std::int64_t FinalPages(const Model& model, std::int64_t tokens) {
 auto FirstKept(const Model& model, std::int64_t tokens) {
   const std::int64_t final = model.windows.empty() ? 0 : FinalPages(model, tokens);
   return [&model, tokens, final](const LayerModel& layer) -> std::int64_t {
-    if (layer.kept_window < 0) return 0;
-    const KeptWindow& window = model.windows[static_cast<std::size_t>(layer.kept_window)];
-    return std::min(final, window.FirstKeptPage(tokens, model.page_tokens)) * model.page_tokens;
+    if (layer.window_index < 0) return 0;
+    const Window& window = model.windows[static_cast<std::size_t>(layer.window_index)];
+    return window.FirstKeptPage(tokens, final, model.page_tokens) * model.page_tokens;
   };
 }
 
 // To the token.
 auto FirstSeen(std::int64_t tokens) {
   return [tokens](const LayerModel& layer) {
-    return layer.kept_window < 0 ? 0 : std::max<std::int64_t>(0, tokens - layer.spec.window);
+    return layer.window_index < 0 ? 0 : std::max<std::int64_t>(0, tokens - layer.spec.window);
   };
 }
 
@@ -110,14 +109,14 @@ std::int64_t PlanMostAllocated(const Model& model, std::int64_t tokens) {
                                   : std::pair(rule.window + 1, model.page_tokens));
     }
   }
-  // Most is held when a page was just taken and nothing let go yet. What it was a period ago it is
-  // again, and more. Of long periods the last part tells enough.
-  const std::int64_t begin =
-      tokens - std::min<std::int64_t>(PeriodOf(model), 64 * model.page_tokens);
+  // Most is held when pages were just taken and nothing let go yet. What was held earlier, in the
+  // same phase of pages and residuals, was less.
+  constexpr std::int64_t kTakes = 16;
   for (const auto& [first, step] : takes) {
     if (tokens < first) continue;
-    for (std::int64_t length = first + (tokens - first) / step * step;
-         length >= first && length > begin; length -= step) {
+    const std::int64_t last = first + (tokens - first) / step * step;
+    for (std::int64_t length = last; length >= std::max<std::int64_t>(first, last - kTakes * step);
+         length -= step) {
       const MemoryHeld held = SumTensors(model, length, FirstKept(model, length - 1), PlanTensor);
       most = std::max(most, held.allocated);
     }
@@ -126,6 +125,7 @@ std::int64_t PlanMostAllocated(const Model& model, std::int64_t tokens) {
 }
 
 std::int64_t SourceBytes(const Model& model, std::int64_t tokens) {
+  if (model.windows.empty()) return tokens * model.source_bytes_per_token;
   return SumTensors(model, tokens, FirstSeen(tokens),
                     [](const TensorModel& tensor, std::int64_t length, std::int64_t first) {
                       return (length - first) * tensor.heads() * tensor.source_row_bytes();
@@ -172,15 +172,6 @@ CapacityFigures PlanCapacity(const Model& model, std::int64_t budget, std::int64
       "KV cache size: {} tokens, Maximum concurrency for {} tokens per request: {:.2f}x",
       WithCommas(figures.tokens), WithCommas(max_tokens), figures.concurrency);
   return figures;
-}
-
-std::int64_t PeriodOf(const Model& model) {
-  std::int64_t period = model.page_tokens;
-  for (const LayerModel& layer : model.layers) {
-    period =
-        std::lcm(period, std::lcm<std::int64_t>(layer.k.residual.block, layer.v.residual.block));
-  }
-  return period;
 }
 
 std::int64_t OnePageOfEveryLayer(const Model& model) {

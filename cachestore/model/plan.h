@@ -50,9 +50,6 @@ struct CapacityFigures {
 // `max_tokens` 0: the model's own.
 CapacityFigures PlanCapacity(const Model& model, std::int64_t budget, std::int64_t max_tokens = 0);
 
-// After how many tokens pages and residuals of all layers are in the same phase again.
-std::int64_t PeriodOf(const Model& model);
-
 // One page of every layer: the least that a budget must hold.
 std::int64_t OnePageOfEveryLayer(const Model& model);
 

@@ -1,11 +1,22 @@
 #include "cachestore/model/plan_curve.h"
 
 #include <algorithm>
+#include <numeric>
 
 namespace kvtier::cachestore {
 namespace {
 
 constexpr std::int64_t kMostPhases = 4096;
+
+// After how many tokens pages and residuals of all layers are in the same phase again.
+std::int64_t PeriodOf(const Model& model) {
+  std::int64_t period = model.page_tokens;
+  for (const LayerModel& layer : model.layers) {
+    period =
+        std::lcm(period, std::lcm<std::int64_t>(layer.k.residual.block, layer.v.residual.block));
+  }
+  return period;
+}
 
 double Ratio(double source, double stored) { return stored == 0 ? 0.0 : source / stored; }
 
@@ -31,7 +42,7 @@ Phases PhasesFrom(const Model& model, std::int64_t tokens) {
 Asymptote AsymptoteOf(const Model& model) {
   double source = 0, stored = 0, unpaged = 0;
   for (const LayerModel& layer : model.layers) {
-    if (layer.kept_window >= 0) continue;
+    if (layer.window_index >= 0) continue;
     for (const TensorModel* tensor : {&layer.k, &layer.v}) {
       if (tensor->dim() == 0) continue;
       const PartLayout& layout = tensor->layout;

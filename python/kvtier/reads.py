@@ -33,9 +33,11 @@ def assemble(messages, layout):
     layers, left = {}, manifest.total_bytes
     for layer in sequence.layers:
         name = NAMES[layer.dtype]
+        first_token = layer.first_token if layer.HasField("first_token") else sequence.first_token
+        tokens = sequence.first_token + sequence.num_tokens - first_token
 
-        def array(dim, layer=layer, name=name):
-            shape = [sequence.first_token + sequence.num_tokens - layer.first_token, row_length(name, dim)]
+        def array(dim, layer=layer, name=name, tokens=tokens):
+            shape = [tokens, row_length(name, dim)]
             shape.insert(heads_axis, layer.num_heads)
             return np.empty(shape, DTYPES[name][1])
 
@@ -46,7 +48,7 @@ def assemble(messages, layout):
             np.array(layer.k_scale, np.float32),
             np.array(layer.v_scale, np.float32),
             np.array(layer.q_scale, np.float32),
-            layer.first_token,
+            first_token,
         )
     saturated = 0
     for message in messages:

@@ -78,7 +78,7 @@ absl::Status FillCapacity(const cachestore::Store& store, const v1::CapacityRequ
     const ModelTotals totals = entry->totals();
     response.set_sequences(response.sequences() + totals.sequences());
     response.set_tokens_held(response.tokens_held() + totals.tokens_held);
-    source_bytes += totals.tokens_held * entry->model().source_bytes_per_token;
+    source_bytes += cachestore::SourceBytesHeld(entry->model(), totals);
     stored_bytes += totals.held.allocated;
     if (!request.model_id().empty()) continue;
     *response.add_models() = ReplyOf(entry->model(), totals, memory.free);

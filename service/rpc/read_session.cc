@@ -140,8 +140,18 @@ class WholeRead final : public ReadSession {
         const std::int64_t bytes,
         WriteChunk(reader, {sequence_, layer_, first, tokens}, *out.mutable_chunk()));
     sent_ += tokens;
-    reader.pins().model->Add({.read_tokens = layer_ == 0 ? tokens : 0, .read_bytes = bytes});
+    const bool counted = layer_ == LongestLayer(reader);
+    reader.pins().model->Add({.read_tokens = counted ? tokens : 0, .read_bytes = bytes});
     return absl::OkStatus();
+  }
+
+  // Within windows others have fewer tokens.
+  static std::size_t LongestLayer(const cachestore::SequenceReader& reader) {
+    const auto& layers = reader.layers();
+    const auto longest =
+        std::max_element(layers.begin(), layers.end(),
+                         [](const auto& a, const auto& b) { return a.tokens < b.tokens; });
+    return static_cast<std::size_t>(longest - layers.begin());
   }
 
   void WriteSummary(v1::ReadResponse& out) const {

@@ -115,7 +115,8 @@ v1::SequenceManifest ManifestOf(const cachestore::SequenceReader& reader) {
   for (const cachestore::LayerOutput& layer : reader.layers()) {
     v1::LayerManifest& to = *out.add_layers();
     to.set_layer(static_cast<std::uint32_t>(layer.layer));
-    to.set_first_token(static_cast<std::uint64_t>(layer.first_token));
+    if (layer.first_token != pins.first_token)
+      to.set_first_token(static_cast<std::uint64_t>(layer.first_token));
     to.set_num_heads(static_cast<std::uint32_t>(layer.heads));
     to.set_k_head_dim(static_cast<std::uint32_t>(layer.k_dim));
     to.set_v_head_dim(static_cast<std::uint32_t>(layer.v_dim));

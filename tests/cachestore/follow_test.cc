@@ -276,21 +276,25 @@ TEST_P(FollowTest, IsToldOnceUntilItLooksAgain) {
 }
 
 TEST_P(FollowTest, IsToldOutsideTheSequencesLock) {
-  Open();
-  std::vector<std::int64_t> committed;
-  auto follower = store_->Follow({Key("s"), "",
-                                  [&] {
-                                    const auto is = store_->Describe(Key("s"));
-                                    committed.push_back(is.ok() ? is->committed_tokens : -1);
-                                  }},
-                                 {}, kAsFp32);
-  ASSERT_THAT(follower, IsOk());
-  SendAll(10);
-  Take(*follower);
-  ASSERT_THAT(store_->Seal(Key("s"), 10), IsOk());
-  Take(*follower);
-  ASSERT_THAT(store_->Remove(Key("s")), IsOk());
-  EXPECT_THAT(committed, ElementsAre(0, 10, -1));
+  for (const bool seals : {true, false}) {
+    received_.assign(kLayers, std::vector<std::int64_t>(kHeads));
+    Open();
+    std::vector<std::int64_t> committed;
+    auto follower = store_->Follow({Key("s"), "",
+                                    [&] {
+                                      const auto is = store_->Describe(Key("s"));
+                                      committed.push_back(is.ok() ? is->committed_tokens : -1);
+                                    }},
+                                   {}, kAsFp32);
+    ASSERT_THAT(follower, IsOk());
+    SendAll(10);
+    Take(*follower);
+    if (seals) {
+      ASSERT_THAT(store_->Seal(Key("s"), 10), IsOk());
+    }
+    ASSERT_THAT(store_->Remove(Key("s")), IsOk());
+    EXPECT_THAT(committed, ElementsAre(0, seals ? 10 : -1));
+  }
 }
 
 TEST_P(FollowTest, EndsWithASequenceThatGoes) {

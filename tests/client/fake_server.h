@@ -278,7 +278,6 @@ class FakeService : public v1::KvTierService::Service {
       const v1::LayerSpec& spec = registered.spec().layers(i);
       v1::LayerManifest& layer = *sequence.add_layers();
       layer.set_layer(static_cast<std::uint32_t>(i));
-      layer.set_first_token(range.first_token());
       layer.set_num_heads(request.num_heads() > 0 ? request.num_heads()
                                                   : spec.kv_heads() - request.first_head());
       layer.set_k_head_dim(spec.k_head_dim());

@@ -26,7 +26,6 @@ v1::ReadManifest Manifest() {
   for (std::uint32_t i = 2; i < 4; ++i) {
     v1::LayerManifest& layer = *sequence.add_layers();
     layer.set_layer(i);
-    layer.set_first_token(10);
     layer.set_num_heads(2);
     layer.set_k_head_dim(4);
     layer.set_v_head_dim(2);

@@ -64,5 +64,31 @@ TEST(Follow, OutlastsASilenceAndEndsWithTheSeal) {
   EXPECT_EQ(client::ErrorReason((*decode)->Read(request, handlers).status()), "UNKNOWN_SEQUENCE");
 }
 
+// Who has read what there was goes on from there.
+TEST(Follow, BeginsWhereItIsTold) {
+  LiveServer server;
+  const auto model = server.client().RegisterModel(SmallModel("auto"));
+  ASSERT_THAT(model, IsOk());
+  ASSERT_THAT(AppendAll(server.client(), model->model_id(), "s", kTokens), IsOk());
+  v1::SealRequest seal;
+  seal.set_sequence("s");
+  seal.set_tokens(kTokens);
+  ASSERT_THAT(server.client().Seal(seal), IsOk());
+  v1::ReadRequest request;
+  request.set_follow(true);
+  request.add_sequences()->set_sequence("s");
+  request.mutable_sequences(0)->set_first_token(70);
+  std::vector<std::uint64_t> first;
+  client::ReadHandlers handlers;
+  handlers.on_chunk = [&](const v1::ReadChunk& chunk) {
+    first.push_back(chunk.first_token());
+    return absl::OkStatus();
+  };
+  const auto result = server.client().Read(request, handlers);
+  ASSERT_THAT(result, IsOk());
+  EXPECT_THAT(first, ElementsAre(70, 70));
+  EXPECT_THAT(result->summary.tokens(), ElementsAre(kTokens - 70));
+}
+
 }  // namespace
 }  // namespace kvtier::testing

@@ -68,8 +68,8 @@ struct StoreSim::Held {
   void MoveOn() {
     if (!model->windowed()) return;
     const auto kept =
-        model->model().windows[0].FirstKeptPage(committed(), model->model().page_tokens);
-    begin = std::max(begin, std::min(kept, columns()));
+        model->model().windows[0].FirstKeptPage(committed(), columns(), model->model().page_tokens);
+    begin = std::max(begin, kept);
   }
   // All layers stand at `tokens`, and have had no more than their rule says as codes.
   void StandAt(std::int64_t tokens) {

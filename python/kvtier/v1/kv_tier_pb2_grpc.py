@@ -302,7 +302,7 @@ class KvTierServiceServicer(object):
 
     def Subscribe(self, request, context):
         """Streams which hash blocks of a namespace can be found by Lookup, and which no longer: whoever has taken in all of it knows that
-        exactly, and answers Lookups by itself. Ends only with the client, or with the server.
+        exactly, and answers Lookups by itself (but for RETENTION_WINDOW: of those it knows what full layers have). Ends only with the client, or with the server.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
