@@ -28,13 +28,14 @@ MemoryHeld HeldOf(const std::vector<Column::Layer>& layers) {
 std::shared_ptr<Column> Column::Make(std::shared_ptr<const Column> before, Content content,
                                      const Owner& owner, const SequenceHome& home,
                                      EvictionNode& end) {
-  std::shared_ptr<Column> column(new Column(std::move(before), std::move(content), owner, home));
+  auto column =
+      std::make_shared<Column>(OfMake(), std::move(before), std::move(content), owner, home);
   home.evictor.AddColumn(column->node_, end);
   owner.name_space->index.Add(AllOf(column->blocks_), column.get());
   return column;
 }
 
-Column::Column(std::shared_ptr<const Column> before, Content content, const Owner& owner,
+Column::Column(OfMake, std::shared_ptr<const Column> before, Content content, const Owner& owner,
                const SequenceHome& home)
     : before_(std::move(before)),
       page_(before_ == nullptr ? 0 : before_->page_ + 1),

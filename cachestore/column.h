@@ -19,6 +19,8 @@ namespace kvtier::cachestore {
 // Model::windows: what these have here goes once nobody keeps the window (KeptWindows). Nothing
 // else of it changes but the format of its parts, while nobody uses it. Thread-safe.
 class Column : public std::enable_shared_from_this<Column> {
+  struct OfMake {};  // nobody else makes one
+
  public:
   struct Layer {
     std::shared_ptr<const Part> k;  // null once it went with its window, as is V
@@ -36,6 +38,8 @@ class Column : public std::enable_shared_from_this<Column> {
   static std::shared_ptr<Column> Make(std::shared_ptr<const Column> before, Content content,
                                       const Owner& owner, const SequenceHome& home,
                                       EvictionNode& end);
+  Column(OfMake, std::shared_ptr<const Column> before, Content content, const Owner& owner,
+         const SequenceHome& home);
   ~Column();
   Column(const Column&) = delete;
   Column& operator=(const Column&) = delete;
@@ -70,9 +74,6 @@ class Column : public std::enable_shared_from_this<Column> {
  private:
   // One keeper fewer; after the last, what the window's layers had.
   std::vector<Layer> LetGoOfWindow(std::size_t window) const ABSL_LOCKS_EXCLUDED(mutex_);
-
-  Column(std::shared_ptr<const Column> before, Content content, const Owner& owner,
-         const SequenceHome& home);
 
   const std::shared_ptr<const Column> before_;
   const std::int64_t page_;

@@ -259,43 +259,40 @@ absl::StatusOr<SequencePins::Layer> Sequence::PinLayer(std::size_t layer, const 
   const LayerState& state = layers_[layer];
   const LayerModel& model = owner_.model->model().layers[layer];
   const std::int64_t first = FirstWithinWindow(model.spec, range, end, page_tokens);
-  SequencePins::Layer pins{
-      .first_token = first, .k = PinTensor(state.k, layer, first, end), .v = {}};
-  if (model.v.dim() > 0) pins.v = PinTensor(state.v, layer, first, end);
-  if (model.window_index < 0) return pins;
-  // Of a window that moves on meanwhile K may still be here and V not.
-  for (const TensorPins* tensor : {&pins.v, &pins.k}) {
-    const auto gone = std::find_if(tensor->parts.rbegin(), tensor->parts.rend(),
-                                   [](const auto& part) { return part.part == nullptr; });
-    if (gone == tensor->parts.rend()) continue;
-    const std::int64_t kept = (first / page_tokens + (tensor->parts.rend() - gone)) * page_tokens;
-    if (range.within_windows && kept <= std::max(range.first_token, end - model.spec.window)) {
-      return Error(Reason::kBehindWindow,
-                   fmt::format("block_tokens is {}; the block in which the window of layer {} of "
-                               "sequence \"{}\" begins has tokens that are gone, those before {} "
-                               "(retention=window): take one that divides page_tokens, {}",
-                               range.step_tokens, layer, key_.id, kept, page_tokens));
-    }
-    return Error(
-        Reason::kBehindWindow,
-        fmt::format("tokens {} to {} of layer {} of sequence \"{}\" are gone: its window is {} "
-                    "(retention=window); set within_windows, or read from token {} on",
-                    first, kept - 1, layer, key_.id, model.spec.window, kept));
+  const bool has_v = model.v.dim() > 0;
+  SequencePins::Layer pins{.first_token = first, .k = {.model = &state.k.model()}, .v = {}};
+  if (has_v) pins.v.model = &state.v.model();
+  pins.k.first_page = pins.v.first_page = first / page_tokens;
+  const std::int64_t end_page = std::min(AlignUp(end, page_tokens) / page_tokens, path_.pages());
+  std::int64_t kept = first;
+  for (std::int64_t page = pins.k.first_page; page < end_page; ++page) {
+    Column::Layer column = path_[page].layer(layer);
+    if (column.k == nullptr) kept = (page + 1) * page_tokens;
+    pins.k.parts.push_back({.part = std::move(column.k), .final = true});
+    if (has_v) pins.v.parts.push_back({.part = std::move(column.v), .final = true});
   }
+  if (kept > first) return BehindWindow(layer, range, {.first = first, .kept = kept, .end = end});
+  state.k.Pin(end, state.received, pins.k);
+  if (has_v) state.v.Pin(end, state.received, pins.v);
   return pins;
 }
 
-TensorPins Sequence::PinTensor(const LayerTensor& tensor, std::size_t layer,
-                               std::int64_t first_token, std::int64_t end) const {
-  const int page_tokens = owner_.model->model().page_tokens;
-  TensorPins pins{.model = &tensor.model(), .first_page = first_token / page_tokens};
-  const std::int64_t end_page = std::min(AlignUp(end, page_tokens) / page_tokens, path_.pages());
-  for (std::int64_t page = pins.first_page; page < end_page; ++page) {
-    const Column::Layer column = path_[page].layer(layer);
-    pins.parts.push_back({.part = tensor.side() == Side::kK ? column.k : column.v, .final = true});
+absl::Status Sequence::BehindWindow(std::size_t layer, const ReadRange& range,
+                                    const WindowGap& gap) const {
+  const Model& model = owner_.model->model();
+  const int window = model.layers[layer].spec.window;
+  if (range.within_windows && gap.kept <= std::max(range.first_token, gap.end - window)) {
+    return Error(Reason::kBehindWindow,
+                 fmt::format("block_tokens is {}; the block in which the window of layer {} of "
+                             "sequence \"{}\" begins has tokens that are gone, those before {} "
+                             "(retention=window): take one that divides page_tokens, {}",
+                             range.step_tokens, layer, key_.id, gap.kept, model.page_tokens));
   }
-  tensor.Pin(end, layers_[layer].received, pins);
-  return pins;
+  return Error(
+      Reason::kBehindWindow,
+      fmt::format("tokens {} to {} of layer {} of sequence \"{}\" are gone: its window is {} "
+                  "(retention=window); set within_windows, or read from token {} on",
+                  gap.first, gap.kept - 1, layer, key_.id, window, gap.kept));
 }
 
 SequenceDescription Sequence::Describe(bool with_layers) const {

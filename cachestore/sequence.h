@@ -313,11 +313,17 @@ class Sequence : public std::enable_shared_from_this<Sequence> {
   void Unlist() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Pages before where its residual begins to count: what is counted of them, the columns know.
   std::int64_t SharedPages() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  TensorPins PinTensor(const LayerTensor& tensor, std::size_t layer, std::int64_t first_token,
-                       std::int64_t end) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // NOT_FOUND where some of it went behind its window.
   absl::StatusOr<SequencePins::Layer> PinLayer(std::size_t layer, const ReadRange& range,
                                                std::int64_t end) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // A read that begins at `first` finds a layer from `kept` on.
+  struct WindowGap {
+    std::int64_t first = 0;
+    std::int64_t kept = 0;
+    std::int64_t end = 0;
+  };
+  absl::Status BehindWindow(std::size_t layer, const ReadRange& range, const WindowGap& gap) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   LayerTensor::Memory Memory() const { return {home_.arena, owner_.memory(), home_.device}; }
   // Brings the model's totals up to what this sequence holds now.

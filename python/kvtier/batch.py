@@ -4,11 +4,10 @@ import collections
 import dataclasses
 
 import grpc
-import numpy as np
 
-from kvtier.dtypes import DTYPES
 from kvtier.errors import KvTierError
 from kvtier.v1 import kv_tier_pb2 as pb
+from kvtier.values import checked
 
 _CODES = {code.value[0]: code for code in grpc.StatusCode}
 
@@ -33,32 +32,30 @@ class BatchEntry:
     prompt: object = None
 
     def to_proto(self):
-        chunks = [
-            pb.AppendChunk(
-                first_layer=layer,
-                first_token=self.first_token,
-                num_tokens=len(k),
-                k=self._bytes("k", layer, k),
-                v=self._bytes("v", layer, v),
-            )
-            for layer, (k, v) in enumerate(zip(self.k, self.v, strict=True))
-        ]
+        """Raises ValueError for a shape or dtype that the model does not have."""
+        layers = len(self.model.layers)
         opening = pb.AppendOpen(
             sequence=self.sequence,
             model_id=self.model.id,
             writer_epoch=self.writer_epoch,
             prompt=self.prompt.to_proto() if self.prompt else None,
         )
-        return pb.AppendEntry(open=opening, chunks=chunks)
+        if (len(self.k), len(self.v)) != (layers, layers):
+            raise ValueError(f"{self.sequence!r}: k and v are of {len(self.k)} and {len(self.v)} layers; want {layers}")
+        try:
+            return pb.AppendEntry(open=opening, chunks=map(self._chunk, range(layers), self.k, self.v))
+        except ValueError as error:
+            raise ValueError(f"{self.sequence!r}: {error}") from None
 
-    def _bytes(self, name, layer, array):
-        array = np.asarray(array)
-        dtype = DTYPES[self.model.dtype][1]
-        if array.ndim != 3 or array.dtype.itemsize != dtype.itemsize:
-            raise ValueError(
-                f"{name} of layer {layer} of {self.sequence!r} is {array.dtype}{list(array.shape)}; want {dtype}[tokens, heads, dim]"
-            )
-        return array.tobytes()
+    def _chunk(self, layer, k, v):
+        heads = self.model.layers[layer].kv_heads
+        k = checked("k", k, self.model, layer, heads)
+        v = checked("v", v, self.model, layer, heads)
+        if len(v) != len(k):
+            raise ValueError(f"v of layer {layer} has {len(v)} tokens; k has {len(k)}")
+        return pb.AppendChunk(
+            first_layer=layer, first_token=self.first_token, num_tokens=len(k), k=k.tobytes(), v=v.tobytes()
+        )
 
 
 def outcome_of(outcome):

@@ -8,13 +8,14 @@ import grpc
 import numpy as np
 
 from kvtier.batch import outcome_of
-from kvtier.dtypes import DTYPES, row_length
+from kvtier.dtypes import DTYPES
 from kvtier.errors import rpc_errors
 from kvtier.events import Position, Subscription
 from kvtier.grants import Lease, Pin
 from kvtier.reads import Follow, assemble
 from kvtier.v1 import kv_tier_pb2 as pb
 from kvtier.v1 import kv_tier_pb2_grpc as rpc
+from kvtier.values import checked
 
 _KINDS = {"full": pb.LAYER_KIND_FULL, "sliding_window": pb.LAYER_KIND_SLIDING_WINDOW, "mla": pb.LAYER_KIND_MLA}
 _LAYOUTS = {"NHD": pb.LAYOUT_NHD, "HND": pb.LAYOUT_HND}
@@ -390,6 +391,7 @@ class AppendStream:
     def __init__(self, stub, opening, model, layout, timeout_s):
         self._model = model
         self._opening = opening
+        self._layout = layout
         self._token_axis = 1 if layout == "HND" else 0
         self._requests = queue.Queue(_WINDOW + 1)
         self._unacked = 0
@@ -406,9 +408,9 @@ class AppendStream:
         if not 0 <= layer < len(self._model.layers):
             raise ValueError(f"layer is {layer}; want 0 to {len(self._model.layers) - 1}")
         spec = self._model.layers[layer]
-        v_dim = spec.head_dim if spec.v_head_dim is None else spec.v_head_dim
-        k = self._checked("k", k, layer, spec.head_dim)
-        v = self._checked("v", v, layer, v_dim)
+        heads = self._opening.num_heads or spec.kv_heads - self._opening.first_head
+        k = checked("k", k, self._model, layer, heads, self._layout)
+        v = checked("v", v, self._model, layer, heads, self._layout)
         tokens = k.shape[self._token_axis]
         if v.shape[self._token_axis] != tokens:
             raise ValueError(f"v has {v.shape[self._token_axis]} tokens; k has {tokens}")
@@ -475,21 +477,3 @@ class AppendStream:
         self._acks.cancel()
         with contextlib.suppress(queue.Full):
             self._requests.put_nowait(None)
-
-    def _checked(self, name, array, layer, dim):
-        array = np.asarray(array)
-        spec = self._model.layers[layer]
-        heads = self._opening.num_heads or spec.kv_heads - self._opening.first_head
-        dtype = DTYPES[self._model.dtype][1]
-        # bfloat16 and FP8 arrays of other packages are their bits.
-        if array.dtype.itemsize == dtype.itemsize and array.dtype.kind == "V":
-            array = array.view(dtype)
-        want = [row_length(self._model.dtype, dim)]
-        want.insert(0, heads if self._token_axis == 1 else "tokens")
-        want.insert(1, "tokens" if self._token_axis == 1 else heads)
-        fits = array.ndim == 3 and all(w in ("tokens", got) for w, got in zip(want, array.shape))
-        if not fits or array.dtype != dtype:
-            raise ValueError(
-                f"{name} of layer {layer} is {array.dtype}{list(array.shape)}; want {dtype}[{', '.join(map(str, want))}]"
-            )
-        return array

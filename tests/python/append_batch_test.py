@@ -96,8 +96,12 @@ class AppendBatchTest(RefusalCase):
         self.assertIn("entries has 1025 entries; want 1 to 1024", said)
         said = self.assert_refused("INVALID_FIELD", lambda: self.client.append_batch([self.entry(0, 0, 1), self.entry(0, 1, 2)]))
         self.assertIn('entries[1].open.sequence is "s0"', said)
-        with self.assertRaisesRegex(ValueError, "k of layer 0 of 's' is"):
-            self.client.append_batch([kvtier.BatchEntry("s", self.model, 0, [np.zeros((1, 2))], [np.zeros((1, 2))])])
+        for k, said in (
+            ([np.zeros((1, 2))], "'s': k and v are of 1 and 1 layers; want 3"),
+            ([np.zeros((1, 2))] * LAYERS, "'s': k of layer 0 is float64"),
+        ):
+            with self.assertRaisesRegex(ValueError, said):
+                self.client.append_batch([kvtier.BatchEntry("s", self.model, 0, k, k)])
 
 
 if __name__ == "__main__":
