@@ -25,6 +25,19 @@ cachestore::ModelSpec Spec() {
   return cachestore::testing::UniformSpec({.layers = 2, .heads = 2, .dim = 32});
 }
 
+cachestore::ModelRequest Request(const std::string& format, int page_tokens = kPage) {
+  return cachestore::testing::RequestOf(Spec(), format, page_tokens);
+}
+
+// The last layer keeps what a window sees.
+cachestore::ModelRequest Windowed(const std::string& format) {
+  cachestore::ModelRequest request = Request(format);
+  request.spec.layers.back().kind = cachestore::LayerKind::kSlidingWindow;
+  request.spec.layers.back().window = 100;
+  request.policy.retention = cachestore::Retention::kWindow;
+  return request;
+}
+
 Prompt PromptOf(std::uint32_t first, std::int64_t tokens) {
   Prompt prompt;
   prompt.token_ids.resize(static_cast<std::size_t>(tokens));
@@ -42,7 +55,7 @@ class Conformance : public ::testing::TestWithParam<Case> {
  protected:
   Conformance()
       : subject_(GetParam().make()),
-        model_(subject_->Register(Spec(), GetParam().format, kPage).value()),
+        model_(subject_->Register(Request(GetParam().format)).value()),
         data_(testing::MakeKvData(Spec(), kTokens, random_, 100.0f)),
         free_(subject_->free_bytes()) {}
 
@@ -207,10 +220,10 @@ TEST_P(Conformance, PinsKeep) {
 }
 
 TEST_P(Conformance, WhatCannotBeNamesItself) {
-  EXPECT_EQ(ReasonOf(subject_->Register(Spec(), "three_bits", kPage)), "UNKNOWN_FORMAT");
-  EXPECT_EQ(ReasonOf(subject_->Register(Spec(), "auto", 17)), "INVALID_FIELD");
+  EXPECT_EQ(ReasonOf(subject_->Register(Request("three_bits"))), "UNKNOWN_FORMAT");
+  EXPECT_EQ(ReasonOf(subject_->Register(Request("auto", 17))), "INVALID_FIELD");
   EXPECT_EQ(ReasonOf(subject_->Lookup("no model", PromptOf(0, 32))), "UNKNOWN_MODEL");
-  const std::string other = subject_->Register(Spec(), "int8_per_token_head", kPage).value();
+  const std::string other = subject_->Register(Request("int8_per_token_head")).value();
   ASSERT_THAT(Append("a", 0, 10), IsOk());
   EXPECT_EQ(ReasonOf(subject_->Append({"a", other, &data_, 10, 1})), "MODEL_MISMATCH");
 }
@@ -247,7 +260,7 @@ class SideBySide {
       case 4:
         return Number(subject_.Lookup(model_, prompt));
       case 5: {
-        const auto rows = subject_.Read({name, 0, first, count});
+        const auto rows = subject_.Read({name, 0, first, count, epoch % 2 == 0});
         if (!rows.ok()) return Said(rows.status());
         std::size_t sum = 0;
         for (const float value : *rows) sum = sum * 31 + std::hash<float>()(value);
@@ -283,14 +296,15 @@ TEST(ConformanceSideBySide, BothAnswerAlike) {
   testing::SeededRandom seeds;
   const KvData data = testing::MakeKvData(Spec(), kTokens, seeds, 100.0f);
   const auto one = StoreInProcess(), other = StoreBehindServer();
-  for (const char* format : {"auto", "kivi(2,2,32,32)"}) {
-    const std::string model = one->Register(Spec(), format, kPage).value();
-    ASSERT_EQ(other->Register(Spec(), format, kPage).value(), model);
+  for (const auto& request : {Request("auto"), Request("kivi(2,2,32,32)"), Windowed("auto"),
+                              Windowed("kivi(2,2,32,32)")}) {
+    const std::string model = one->Register(request).value();
+    ASSERT_EQ(other->Register(request).value(), model);
     const auto seed = static_cast<std::uint64_t>(seeds.Between(0, 1 << 30));
     testing::Random random(seed), same(seed);
     SideBySide here(*one, model, data), there(*other, model, data);
     for (int step = 0; step < 400; ++step)
-      ASSERT_EQ(here.Step(random), there.Step(same)) << format << ", step " << step;
+      ASSERT_EQ(here.Step(random), there.Step(same)) << model << ", step " << step;
     for (int i = 0; i < 6; ++i) {
       const std::string name = "s" + std::to_string(i);
       EXPECT_EQ(one->Remove(name).ok(), other->Remove(name).ok());

@@ -4,6 +4,7 @@
 
 #include "cachestore/base/status_macros.h"
 #include "client/error_reason.h"
+#include "client/read_check.h"
 #include "tests/e2e/live_server.h"
 #include "tests/e2e/subject.h"
 
@@ -34,20 +35,24 @@ class BehindServer final : public Subject {
       : server_({"--memory=" + std::to_string(kMemory), "--evict-above=100", "--evict-until=100"}) {
   }
 
-  absl::StatusOr<std::string> Register(const cachestore::ModelSpec& spec, const std::string& format,
-                                       int page_tokens) override {
+  absl::StatusOr<std::string> Register(const cachestore::ModelRequest& model) override {
+    const cachestore::ModelSpec& spec = model.spec;
     v1::RegisterModelRequest request;
     request.mutable_spec()->set_name(spec.name);
     request.mutable_spec()->set_revision(spec.revision);
     request.mutable_spec()->set_source_dtype(v1::DTYPE_BF16);
     for (const cachestore::LayerSpec& layer : spec.layers) {
       v1::LayerSpec& out = *request.mutable_spec()->add_layers();
+      if (layer.window > 0) out.set_kind(v1::LAYER_KIND_SLIDING_WINDOW);
+      out.set_window(static_cast<std::uint32_t>(layer.window));
       out.set_kv_heads(static_cast<std::uint32_t>(layer.kv_heads));
       out.set_k_head_dim(static_cast<std::uint32_t>(layer.k_head_dim));
       out.set_v_head_dim(static_cast<std::uint32_t>(layer.v_head_dim));
     }
-    request.mutable_policy()->set_kv_cache_dtype(format);
-    request.set_page_tokens(static_cast<std::uint32_t>(page_tokens));
+    request.mutable_policy()->set_kv_cache_dtype(model.policy.kv_cache_dtype);
+    if (model.policy.retention == cachestore::Retention::kWindow)
+      request.mutable_policy()->set_retention(v1::RETENTION_WINDOW);
+    request.set_page_tokens(static_cast<std::uint32_t>(model.page_tokens));
     KVT_ASSIGN_OR_RETURN(const auto response, client().RegisterModel(request));
     return response.model_id();
   }
@@ -135,6 +140,7 @@ class BehindServer final : public Subject {
   absl::StatusOr<Rows> Read(const Range& range) override {
     v1::ReadRequest request;
     request.set_as(v1::READ_AS_FP32);
+    request.set_within_windows(range.within_windows);
     v1::SequenceRange& wanted = *request.add_sequences();
     wanted.set_sequence(range.sequence);
     wanted.set_lease_id(range.lease_id);
@@ -146,7 +152,7 @@ class BehindServer final : public Subject {
       std::vector<client::LayerTarget> targets;
       layers.reserve(static_cast<std::size_t>(manifest.layers_size()));
       for (const v1::LayerManifest& layer : manifest.layers()) {
-        const auto rows = static_cast<std::size_t>(manifest.num_tokens()) * layer.num_heads();
+        const auto rows = client::LayerTokens(manifest, layer) * layer.num_heads();
         auto& [k, v] =
             layers.emplace_back(Rows(rows * layer.k_head_dim()), Rows(rows * layer.v_head_dim()));
         targets.push_back(

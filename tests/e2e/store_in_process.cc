@@ -19,13 +19,9 @@ class InProcess final : public Subject {
  public:
   InProcess() : store_(Store::Create({.memory = kMemory}, device_, clock_).value()) {}
 
-  absl::StatusOr<std::string> Register(const cachestore::ModelSpec& spec, const std::string& format,
-                                       int page_tokens) override {
-    cachestore::ModelRequest request{.spec = spec};
-    request.policy.kv_cache_dtype = format;
-    request.page_tokens = page_tokens;
-    KVT_ASSIGN_OR_RETURN(const auto model, store_->RegisterModel(std::move(request)));
-    return model->model().id;
+  absl::StatusOr<std::string> Register(const cachestore::ModelRequest& model) override {
+    KVT_ASSIGN_OR_RETURN(const auto entry, store_->RegisterModel(model));
+    return entry->model().id;
   }
   absl::StatusOr<Standing> Append(const Write& write) override {
     cachestore::WriterRequest request;
@@ -78,19 +74,19 @@ class InProcess final : public Subject {
   }
   absl::StatusOr<Rows> Read(const Range& range) override {
     const cachestore::ReadRange wanted{.first_token = range.first,
-                                       .tokens = range.tokens == 0 ? -1 : range.tokens};
+                                       .tokens = range.tokens == 0 ? -1 : range.tokens,
+                                       .within_windows = range.within_windows};
     const cachestore::ReadFormat as{.as = kernels::ElementType::kFp32};
     KVT_ASSIGN_OR_RETURN(auto reader,
                          range.lease_id != 0
                              ? store_->OpenReader(kSpace, range.lease_id, "", wanted, as)
                              : store_->OpenReader(Key(range.sequence), "", wanted, as));
-    const std::int64_t tokens = reader.pins().tokens;
     Rows rows;
     for (std::size_t i = 0; i < reader.layers().size(); ++i) {
       const cachestore::LayerOutput& layer = reader.layers()[i];
-      Rows k(static_cast<std::size_t>(tokens * layer.heads * layer.k_dim));
-      Rows v(static_cast<std::size_t>(tokens * layer.heads * layer.v_dim));
-      KVT_RETURN_IF_ERROR(reader.Fill(i, range.first, tokens,
+      Rows k(static_cast<std::size_t>(layer.tokens * layer.heads * layer.k_dim));
+      Rows v(static_cast<std::size_t>(layer.tokens * layer.heads * layer.v_dim));
+      KVT_RETURN_IF_ERROR(reader.Fill(i, layer.first_token, layer.tokens,
                                       reinterpret_cast<std::byte*>(k.data()),
                                       reinterpret_cast<std::byte*>(v.data())));
       rows.insert(rows.end(), k.begin(), k.end());

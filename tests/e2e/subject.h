@@ -45,6 +45,7 @@ struct Range {
   std::uint64_t lease_id = 0;
   std::int64_t first = 0;
   std::int64_t tokens = 0;
+  bool within_windows = false;
 };
 
 using Rows = std::vector<float>;  // layer by layer K, then V, [tokens, heads, dim]
@@ -56,8 +57,7 @@ class Subject {
  public:
   virtual ~Subject() = default;
 
-  virtual absl::StatusOr<std::string> Register(const cachestore::ModelSpec& spec,
-                                               const std::string& format, int page_tokens) = 0;
+  virtual absl::StatusOr<std::string> Register(const cachestore::ModelRequest& model) = 0;
   virtual absl::StatusOr<Standing> Append(const Write& write) = 0;
   virtual absl::Status Seal(const std::string& sequence, std::int64_t tokens) = 0;
   virtual absl::Status Abort(const std::string& sequence) = 0;
