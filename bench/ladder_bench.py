@@ -75,7 +75,8 @@ def measure(kvtierd, mib):
         runs = []
         for ladder in (False, True):
             work = pathlib.Path(stack.enter_context(tempfile.TemporaryDirectory()))
-            runs.append(Run(stack.enter_context(server(kvtierd, work, f"{mib}MiB")), source, ladder))
+            addresses = stack.enter_context(server(kvtierd, work, f"{mib}MiB"))
+            runs.append(Run(addresses["listen"], source, ladder))
         for step in STEPS:
             sequences = round(step * runs[0].fits)
             print(f"ladder_bench: {step:g} times what fits", file=sys.stderr)

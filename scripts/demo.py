@@ -122,8 +122,8 @@ def main():
     results = []
     with tempfile.TemporaryDirectory() as folder:
         work = pathlib.Path(folder)
-        with server(args.bin / "kvtierd", work, "256MiB") as address, progress.status("") as status:
-            kvtier = Kvtier(args.bin / "kvtier", address)
+        with server(args.bin / "kvtierd", work, "256MiB") as addresses, progress.status("") as status:
+            kvtier = Kvtier(args.bin / "kvtier", addresses["listen"])
             formats = args.formats.split(",")
             for i, kv_cache_dtype in enumerate(formats, 1):
                 line = f"{i} of {len(formats)}: append and read as {kv_cache_dtype}"

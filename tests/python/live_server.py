@@ -1,32 +1,25 @@
 """A real kvtierd for tests, on ports of its own."""
 
-import json
+import contextlib
 import os
 import pathlib
-import signal
-import subprocess
+import sys
 import tempfile
-import time
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "scripts"))
+from kvtierd_process import server
 
 
 class LiveServer:
     def __init__(self, memory="64MiB", *flags):
-        self._folder = tempfile.TemporaryDirectory()
-        ready = pathlib.Path(self._folder.name) / "ready.json"
-        command = [os.environ["KVTIER_KVTIERD"], "--listen=127.0.0.1:0", "--health-listen=127.0.0.1:0", "--metrics-listen="]
-        environment = {k: v for k, v in os.environ.items() if not k.startswith("KVTIER_")}
-        command += [f"--memory={memory}", "--log-level=error", f"--ready-file={ready}", *flags]
-        self._process = subprocess.Popen(command, env=environment)
-        deadline = time.monotonic() + 30
-        while not ready.exists():
-            if self._process.poll() is not None or time.monotonic() > deadline:
-                raise RuntimeError("kvtierd did not get ready")
-            time.sleep(0.01)
-        addresses = json.loads(ready.read_text())
-        self.address, self.health_address = addresses["listen"], addresses["health"]
-        self.folder = self._folder.name
+        with contextlib.ExitStack() as stack:
+            self.folder = stack.enter_context(tempfile.TemporaryDirectory())
+            work = pathlib.Path(self.folder)
+            addresses = stack.enter_context(
+                server(os.environ["KVTIER_KVTIERD"], work, memory, "--log-level=error", *flags)
+            )
+            self.address, self.health_address = addresses["listen"], addresses["health"]
+            self._stack = stack.pop_all()
 
     def stop(self):
-        self._process.send_signal(signal.SIGTERM)
-        self._process.wait(timeout=30)
-        self._folder.cleanup()
+        self._stack.close()
