@@ -38,9 +38,11 @@ class KeptWindows {
 
   // Whether it keeps all that the windows see of `tokens` tokens, which are no fewer than those of
   // the path's columns. By any thread.
-  bool Hits(std::int64_t tokens) const {
-    return tokens == 0 || tokens >= least_hit_.load(std::memory_order_relaxed);
-  }
+  bool Hits(std::int64_t tokens) const { return tokens == 0 || tokens >= least_hit(); }
+  // The fewest but 0 for which it does.
+  std::int64_t least_hit() const { return least_hit_.load(std::memory_order_relaxed); }
+  // From where on it keeps a window.
+  std::int64_t FirstToken(std::size_t window) const { return begin_[window] * model_.page_tokens; }
 
  private:
   bool none() const { return begin_.empty(); }

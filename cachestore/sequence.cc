@@ -264,35 +264,42 @@ absl::StatusOr<SequencePins::Layer> Sequence::PinLayer(std::size_t layer, const 
   if (has_v) pins.v.model = &state.v.model();
   pins.k.first_page = pins.v.first_page = first / page_tokens;
   const std::int64_t end_page = std::min(AlignUp(end, page_tokens) / page_tokens, path_.pages());
-  std::int64_t kept = first;
+  bool gone = false;
   for (std::int64_t page = pins.k.first_page; page < end_page; ++page) {
     Column::Layer column = path_[page].layer(layer);
-    if (column.k == nullptr) kept = (page + 1) * page_tokens;
+    gone |= column.k == nullptr;
     pins.k.parts.push_back({.part = std::move(column.k), .final = true});
     if (has_v) pins.v.parts.push_back({.part = std::move(column.v), .final = true});
   }
-  if (kept > first) return BehindWindow(layer, range, {.first = first, .kept = kept, .end = end});
+  if (gone) return BehindWindow(layer, range, end);
   state.k.Pin(end, state.received, pins.k);
   if (has_v) state.v.Pin(end, state.received, pins.v);
   return pins;
 }
 
 absl::Status Sequence::BehindWindow(std::size_t layer, const ReadRange& range,
-                                    const WindowGap& gap) const {
-  const Model& model = owner_.model->model();
-  const int window = model.layers[layer].spec.window;
-  if (range.within_windows && gap.kept <= std::max(range.first_token, gap.end - window)) {
-    return Error(Reason::kBehindWindow,
-                 fmt::format("block_tokens is {}; the block in which the window of layer {} of "
-                             "sequence \"{}\" begins has tokens that are gone, those before {} "
-                             "(retention=window): take one that divides page_tokens, {}",
-                             range.step_tokens, layer, key_.id, gap.kept, model.page_tokens));
+                                    std::int64_t end) const {
+  const LayerModel& model = owner_.model->model().layers[layer];
+  const int window = model.spec.window;
+  const std::int64_t kept = windows_.FirstToken(static_cast<std::size_t>(model.window_index));
+  if (kept >= Committed() || (range.within_windows && kept > end - window && end == Committed()))
+    return WindowEvicted();
+  std::string instead = "set within_windows, or read from there on";
+  if (range.received) instead = "read what is here within_windows, and follow from its end";
+  if (range.within_windows) {
+    instead = kept > end - window
+                  ? fmt::format("read up to token {} or further", kept + window)
+                  : fmt::format(
+                        "the block of {} tokens in which the window begins does: take "
+                        "blocks that divide page_tokens, {}, and a multiple of them as "
+                        "first_token",
+                        range.step_tokens, owner_.model->model().page_tokens);
   }
   return Error(
       Reason::kBehindWindow,
-      fmt::format("tokens {} to {} of layer {} of sequence \"{}\" are gone: its window is {} "
-                  "(retention=window); set within_windows, or read from token {} on",
-                  gap.first, gap.kept - 1, layer, key_.id, window, gap.kept));
+      fmt::format("tokens before {} of layer {} of sequence \"{}\" are gone: its window is "
+                  "{} (retention=window); {}",
+                  kept, layer, key_.id, window, instead));
 }
 
 SequenceDescription Sequence::Describe(bool with_layers) const {

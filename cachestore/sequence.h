@@ -317,14 +317,10 @@ class Sequence : public std::enable_shared_from_this<Sequence> {
   absl::StatusOr<SequencePins::Layer> PinLayer(std::size_t layer, const ReadRange& range,
                                                std::int64_t end) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // A read that begins at `first` finds a layer from `kept` on.
-  struct WindowGap {
-    std::int64_t first = 0;
-    std::int64_t kept = 0;
-    std::int64_t end = 0;
-  };
-  absl::Status BehindWindow(std::size_t layer, const ReadRange& range, const WindowGap& gap) const
+  // Of what a read up to `end` finds gone in a layer.
+  absl::Status BehindWindow(std::size_t layer, const ReadRange& range, std::int64_t end) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::Status WindowEvicted() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   LayerTensor::Memory Memory() const { return {home_.arena, owner_.memory(), home_.device}; }
   // Brings the model's totals up to what this sequence holds now.
   void Report(std::int64_t source_bytes) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);

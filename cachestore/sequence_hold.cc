@@ -77,11 +77,21 @@ void Sequence::Unhold(std::int64_t tokens) {
   }
 }
 
+absl::Status Sequence::WindowEvicted() const {
+  return Error(Reason::kEvicted,
+               fmt::format("sequence \"{}\" was sealed with {} tokens; those from token {} on were "
+                           "evicted, and what windows need of those before went earlier "
+                           "(retention=window): remove it and append it anew",
+                           key_.id, sealed_tokens_, Committed()));
+}
+
 absl::Status Sequence::WindowsMovedOn(Reason reason, std::int64_t tokens) const {
+  const std::int64_t committed = Committed(), least = windows_.least_hit();
+  if (least > committed && state_ == SequenceState::kSealed) return WindowEvicted();
   return Error(reason,
                fmt::format("tokens is {}; of sequence \"{}\", which has {}, the windows have "
-                           "moved on from there (retention=window)",
-                           tokens, key_.id, Committed()));
+                           "moved on from there (retention=window): want 0, or at least {}",
+                           tokens, key_.id, committed, least));
 }
 
 void Sequence::LetGoBehindWindows() {

@@ -90,6 +90,10 @@ absl::Status SequenceFile::Begin(const v1::SequenceManifest& sequence) {
   };
   for (const v1::LayerManifest& layer : sequence_.layers()) {
     const std::uint32_t n = layer.layer();
+    if (layer.has_first_token()) {
+      header.metadata.emplace(LayerTensorName(n, "first_token"),
+                              fmt::format("{}", layer.first_token()));
+    }
     LayerPlace place;
     place.k = Declare(header, LayerTensorName(n, "k"), layer.k_head_dim(), layer);
     if (layer.v_head_dim() > 0) {

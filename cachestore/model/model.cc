@@ -297,8 +297,10 @@ absl::StatusOr<std::shared_ptr<const Model>> ResolveModel(ModelRequest request,
   const auto slides = [](const LayerSpec& layer) {
     return layer.kind == LayerKind::kSlidingWindow;
   };
-  if (std::none_of(request.spec.layers.begin(), request.spec.layers.end(), slides))
-    request.policy.retention = Retention::kAll;
+  const bool no_window =
+      request.policy.retention == Retention::kWindow &&
+      std::none_of(request.spec.layers.begin(), request.spec.layers.end(), slides);
+  if (no_window) request.policy.retention = Retention::kAll;
   for (LayerScales& scales : request.scales) {
     const auto layer = static_cast<std::size_t>(scales.layer);
     if (layer < request.spec.layers.size() && request.spec.layers[layer].v_head_dim == 0)
@@ -333,6 +335,10 @@ absl::StatusOr<std::shared_ptr<const Model>> ResolveModel(ModelRequest request,
   KVT_RETURN_IF_ERROR(ApplyScales(model->request, *model));
   DescribeScales(model->request, *model);
   AddNotices(format, *model);
+  if (no_window) {
+    model->notices.push_back(
+        "policy.retention is window, and no layer is sliding_window: all tokens are kept");
+  }
   return std::shared_ptr<const Model>(std::move(model));
 }
 

@@ -189,10 +189,9 @@ Command AddGet(CLI::App& parent, Terminal& terminal) {
                  "Scale of V for FP8; the stored one, else 1.0, if not given");
   app.add_flag("--measure-scales", flags->measure_scales,
                "For FP8, measure the scales that are not given over what is read");
-  app.add_flag(
-      "--within-windows", flags->within_windows,
-      "Of sliding-window layers read only what their window sees at the end; their tensors "
-      "are shorter then");
+  app.add_flag("--within-windows", flags->within_windows,
+               "Of sliding-window layers read only what their window sees at the end (with "
+               "--transfer=stored from a page's begin on); their tensors are shorter then");
   app.add_flag("--progress", flags->progress, "Tell progress even where stderr is no terminal");
   return {command.app, [session = command.session, flags] { return Get(*session, *flags); }};
 }

@@ -33,7 +33,7 @@ struct PutFlags {
   std::string model_name;
   std::string kv_cache_dtype = "auto";
   std::vector<std::string> skip_layers;
-  v1::Retention retention = v1::RETENTION_ALL;
+  std::string retention = "all";
   std::uint32_t page_tokens = 0;
   std::uint64_t max_tokens = 0;
   std::uint32_t chunk_tokens = 0;
@@ -96,7 +96,7 @@ absl::StatusOr<ModelToPut> ModelOf(const PutFlags& flags, const KvFile& file) {
   for (const std::string& skip : flags.skip_layers) {
     request.mutable_policy()->add_kv_cache_dtype_skip_layers(skip);
   }
-  request.mutable_policy()->set_retention(flags.retention);
+  request.mutable_policy()->set_retention(kRetentions.at(flags.retention));
   request.set_page_tokens(flags.page_tokens);
   request.set_max_tokens(flags.max_tokens);
   KVT_RETURN_IF_ERROR(AddScales(flags, request));
@@ -272,8 +272,8 @@ Command AddPut(CLI::App& parent, Terminal& terminal) {
       ->allow_extra_args(false);
   app.add_option("--retention", flags->retention,
                  "What sliding-window layers keep: all tokens, or the pages that their window sees")
-      ->transform(CLI::Transformer(kRetentions))
-      ->default_str("all");
+      ->check(CLI::IsMember(kRetentions))
+      ->capture_default_str();
   app.add_option("--page-tokens", flags->page_tokens, "Tokens of a page; 0: the server's default")
       ->capture_default_str();
   app.add_option("--max-tokens", flags->max_tokens,

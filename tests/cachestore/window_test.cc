@@ -183,9 +183,11 @@ TEST_P(WindowTest, WhatWentIsNotFoundByLayerAndRange) {
   const std::int64_t kept = model().windows[0].FirstKeptPage(kTokens, pages, kPage) * kPage;
   EXPECT_THAT(read({.first_token = 70}),
               Refuses(Reason::kBehindWindow,
-                      AllOf(HasSubstr("tokens 70 to " + std::to_string(kept - 1) + " of layer 1"),
-                            HasSubstr("its window is 150"),
-                            HasSubstr("from token " + std::to_string(kept) + " on"))));
+                      AllOf(HasSubstr("tokens before " + std::to_string(kept) + " of layer 1"),
+                            HasSubstr("its window is 150"), HasSubstr("set within_windows"))));
+  EXPECT_THAT(read({.tokens = 100, .within_windows = true}),
+              Refuses(Reason::kBehindWindow,
+                      HasSubstr("read up to token " + std::to_string(kept + kWindow))));
   EXPECT_THAT(read({.shard = {.first_layer = 2}}),
               Refuses(Reason::kBehindWindow, HasSubstr("layer 2")));
   EXPECT_THAT(read({.shard = {.first_layer = 0, .num_layers = 1}}), IsOk());
@@ -249,7 +251,8 @@ TEST_P(WindowTest, AForkGoesOnWhereTheWindowsAre) {
   ASSERT_EQ(store_->Fork(Key("a"), "b", -1).value(), 420);
   Append("a", kTokens);
   EXPECT_THAT(store_->Fork(Key("a"), "c", 128),
-              Refuses(Reason::kBehindWindow, AllOf(HasSubstr("tokens is 128"), HasSubstr("900"))));
+              Refuses(Reason::kBehindWindow, AllOf(HasSubstr("tokens is 128"), HasSubstr("900"),
+                                                   HasSubstr("want 0, or"))));
   EXPECT_EQ(store_->Fork(Key("a"), "c", 10).value(), 0);
   // The fork's window stays though its source's moved on, and the other way.
   ExpectSame(store_.Read("b", {}, {.within_windows = true}), one_, 420);
@@ -320,7 +323,9 @@ TEST_P(WindowTest, WhatEvictionLeavesOfASequenceDoesNotHit) {
   ASSERT_THAT(left(), AllOf(::testing::Gt(0), ::testing::Le(512)));
   EXPECT_EQ(small->Lookup(kSpace, model().id, {prompt}).value()[0], 0);
   EXPECT_THAT(small->OpenReader(Key("a"), "", {.tokens = left()}, {}).status(),
-              Refuses(Reason::kBehindWindow, HasSubstr("are gone")));
+              Refuses(Reason::kEvicted, HasSubstr("append it anew")));
+  EXPECT_THAT(small->Fork(Key("a"), "c", -1).status(),
+              Refuses(Reason::kEvicted, HasSubstr("append it anew")));
 }
 
 INSTANTIATE_TEST_SUITE_P(Formats, WindowTest,

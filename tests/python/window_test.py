@@ -67,7 +67,7 @@ class WindowTest(RefusalCase):
 
     def test_what_went_is_not_found(self):
         said = self.assert_refused("BEHIND_WINDOW", lambda: self.client.read("window"))
-        self.assertRegex(said, "tokens 0 to [0-9]+ of layer 1 .* its window is 100")
+        self.assertRegex(said, "tokens before [0-9]+ of layer 1 .* its window is 100")
         self.assertEqual(self.client.read("window", layers=range(0, 1)).layers[0].k.shape[0], TOKENS)
         said = self.assert_refused("BEHIND_WINDOW", lambda: self.client.fork("window", "f", 512))
         self.assertIn("tokens is 512", said)

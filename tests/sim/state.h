@@ -20,6 +20,10 @@ inline bool Is(const absl::Status& status, cachestore::Reason reason) {
   return cachestore::ReasonOf(status) == cachestore::ReasonName(reason);
 }
 
+inline bool WindowGone(const absl::Status& status) {
+  return Is(status, cachestore::Reason::kBehindWindow) || Is(status, cachestore::Reason::kEvicted);
+}
+
 inline std::string Unexpected(const char* what, const absl::Status& status) {
   return std::string(what) + ": " + status.ToString();
 }

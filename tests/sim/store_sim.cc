@@ -299,7 +299,7 @@ std::string StoreSim::Fork() {
   const bool exact = length == source->committed() && source->together();
   const std::int64_t page = source->model->page();
   const std::int64_t want = exact ? length : std::min(length / page, source->columns()) * page;
-  if (Is(tokens.status(), Reason::kBehindWindow) && !source->Sees(want)) {
+  if (WindowGone(tokens.status()) && !source->Sees(want)) {
     ++tally_.windows_moved;
     return "";
   }

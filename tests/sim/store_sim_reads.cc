@@ -148,7 +148,7 @@ std::string StoreSim::ReadByName() {
     return Is(reader.status(), Reason::kEvicted) ? "" : Unexpected("read all", reader.status());
   const std::int64_t want = range.tokens < 0 ? held->committed() : range.tokens;
   const bool sees = held->begin == 0 || (range.within_windows && held->Sees(want));
-  if (Is(reader.status(), Reason::kBehindWindow) && !sees) {
+  if (WindowGone(reader.status()) && !sees) {
     ++tally_.windows_moved;
     return "";
   }
@@ -178,7 +178,7 @@ std::string StoreSim::ReadByLease() {
   if (lost && !lease->uncertain && reader.ok()) return "reads what went with the device";
   if (lost && Is(reader.status(), Reason::kLeaseEnded)) return "";
   if (lease->may_be_lost && Is(reader.status(), Reason::kLeaseEnded)) return "";
-  if (Is(reader.status(), Reason::kBehindWindow) && !lease->sees) {
+  if (WindowGone(reader.status()) && !lease->sees) {
     ++tally_.windows_moved;
     return "";
   }
