@@ -59,7 +59,7 @@ absl::Status Sequence::Truncate(std::int64_t tokens, std::uint64_t epoch, absl::
   KVT_ASSIGN_OR_RETURN(std::vector<PlannedCut> cuts, PlanCuts(tokens));
   if (!windows_.Reach(path_, tokens)) return WindowsMovedOn(Reason::kTruncateTooShort, tokens);
   copies = tokens < held_tokens_;
-  if (const absl::Status room = copies ? absl::OkStatus() : ReserveCuts(cuts, needed);
+  if (absl::Status room = copies ? absl::OkStatus() : ReserveCuts(cuts, needed);
       copies || !room.ok()) {
     LetGoBehindWindows();
     return room;
