@@ -102,7 +102,9 @@ absl::Status AppendStream::Reactor::Fail(const absl::Status& found) {
   absl::Status cause = Close();
   if (absl::IsDeadlineExceeded(found)) return found;
   if (!cause.ok()) return cause;
-  return absl::DataLossError("the server ended the append stream before it was finished");
+  // The one end that a server gives a stream by itself, and no error.
+  return absl::FailedPreconditionError(
+      "the sequence was sealed by another call; messages that were under way came too late");
 }
 
 AppendProgress AppendStream::Reactor::progress() const {

@@ -9,7 +9,7 @@ import numpy as np
 
 from kvtier.batch import outcome_of
 from kvtier.dtypes import DTYPES
-from kvtier.errors import rpc_errors
+from kvtier.errors import KvTierError, rpc_errors
 from kvtier.events import Position, Subscription
 from kvtier.grants import Lease, Pin
 from kvtier.reads import Follow, assemble
@@ -463,7 +463,9 @@ class AppendStream:
             with rpc_errors():
                 ack = next(self._acks)
         except StopIteration:
-            raise EOFError(f"the server ended the stream with {self._unacked} messages not acknowledged") from None
+            # The one end that a server gives a stream by itself, and no error.
+            said = f"the sequence was sealed by another call; {self._unacked} messages came too late"
+            raise KvTierError(grpc.StatusCode.FAILED_PRECONDITION, said, "SEALED") from None
         except Exception:
             self._end()
             raise

@@ -349,6 +349,22 @@ TEST_F(BadInput, ASecondWriterOfTheSameEpochIsRefusedAndAHigherOneTakesOver) {
   EXPECT_THAT(Remove("contended"), IsOk());
 }
 
+TEST_F(BadInput, AChunkAfterASealByAnotherCallIsRefused) {
+  const std::string id = Register("auto");
+  auto stream = OpenStream(client(), id, "sealed");
+  ASSERT_THAT(stream, IsOk());
+  for (const int layer : {0, 1}) ASSERT_THAT((*stream)->Send(SmallChunk(layer, 0, 16)), IsOk());
+  WaitForChunks(**stream, 2);
+  v1::SealRequest seal;
+  seal.set_sequence("sealed");
+  seal.set_tokens(16);
+  ASSERT_THAT(client().Seal(seal), IsOk());
+  const absl::Status sent = (*stream)->Send(SmallChunk(0, 16, 16));
+  const absl::Status end = sent.ok() ? (*stream)->Finish().status() : sent;
+  EXPECT_THAT(end, StatusIs(Code::kFailedPrecondition, HasSubstr("sealed")));
+  EXPECT_THAT(Remove("sealed"), IsOk());
+}
+
 TEST_F(BadInput, AFullBudgetNamesItselfAndKeepsWhatWasAcknowledged) {
   const std::string id = Register("auto");
   auto stream = OpenStream(client(), id, "greedy");

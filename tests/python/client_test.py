@@ -148,6 +148,19 @@ class ClientTest(unittest.TestCase):
         self.client.seal(self.sequence, TOKENS)
         self.assert_same(self.client.read(self.sequence), data)
 
+    def test_what_comes_after_a_seal_by_another_call_is_refused(self):
+        data = random_kv()
+        stream = self.client.append(self.sequence, self.model())
+        for layer, (k, v) in data.items():
+            stream.send(layer, 0, k, v)
+        stream.flush()
+        self.client.seal(self.sequence, TOKENS)
+        with self.assertRaises(kvtier.KvTierError) as raised:
+            stream.send(0, TOKENS, *data[0])
+            stream.flush()
+        self.assertEqual((raised.exception.code, raised.exception.reason), (grpc.StatusCode.FAILED_PRECONDITION, "SEALED"))
+        self.assert_same(self.client.read(self.sequence), data)
+
     def test_a_large_array_is_split(self):
         model = self.client.register_model("wide", [kvtier.Layer(8, 128)])
         k = kvtier.from_float32(np.random.default_rng(1).standard_normal((3000, 8, 128), np.float32), "bfloat16")
