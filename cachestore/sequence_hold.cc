@@ -95,7 +95,8 @@ absl::Status Sequence::WindowsMovedOn(Reason reason, std::int64_t tokens) const 
 }
 
 void Sequence::LetGoBehindWindows() {
-  if (followers_.empty()) windows_.MoveOn(path_, Committed());
+  if (owner_.model->model().windows.empty() || !followers_.empty()) return;
+  windows_.MoveOn(path_, Committed());
 }
 
 void Sequence::GuardEnd() {
