@@ -11,8 +11,9 @@
 namespace kvtier::cachestore {
 
 // What a sequence keeps of its columns in the layers of Model::windows: of each window the pages
-// from one on. Its sequence's lock guards it, but for Hits. Knows nothing of the path's pages that
-// it is not told: see CutTo. Nothing of it costs anything where the model has no windows.
+// from one on. Its sequence's lock guards it, but for Hits. A column that is added to the path is
+// kept by its maker already; before the path is cut, CutTo. Where the model has no windows nothing
+// of it costs anything.
 class KeptWindows {
  public:
   // Keeps nothing of `path` yet. `model` must outlive it.
@@ -26,7 +27,7 @@ class KeptWindows {
   // where something that they see is gone.
   bool Reach(const Path& path, std::int64_t tokens);
 
-  // Somebody wants to hit at `tokens`, until Unwant: Reach, or not as he says.
+  // What Reach kept for a hit at `tokens` MoveOn leaves alone, until Unwant of as many.
   void Want(std::int64_t tokens);
   void Unwant(std::int64_t tokens);
 
