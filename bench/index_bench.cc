@@ -1,6 +1,10 @@
 // What the store's operations that move no bytes cost, as it holds more and more: an operation at
-// 10^6 pages is to cost at most half as much again as at 10^3.
+// 10^6 pages is to cost at most half as much again as at 10^3. Beside it stands what the machine
+// itself takes for a cache line that it hasn't seen lately, in as much memory as the store's index
+// takes: no operation that touches what it is about can grow less than by the lines that it
+// touches.
 #include <fmt/format.h>
+#include <malloc.h>
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
@@ -116,6 +120,33 @@ class FilledStore {
   std::int64_t sequences_ = 0;
 };
 
+std::int64_t HeapBytes() {
+  const struct mallinfo2 info = mallinfo2();
+  return static_cast<std::int64_t>(info.uordblks + info.hblkhd);
+}
+
+// What a read takes whose address is known only once the one before it is there, of lines in random
+// order, all over `bytes` of memory; in microseconds.
+double ColdLineMicroseconds(std::int64_t bytes) {
+  struct alignas(64) Line {
+    std::uint32_t next = 0;
+  };
+  std::vector<Line> lines(static_cast<std::size_t>(bytes / 64));
+  std::vector<std::uint32_t> order(lines.size());
+  std::iota(order.begin(), order.end(), 0u);
+  std::shuffle(order.begin(), order.end(), std::mt19937_64(1));
+  for (std::size_t i = 0; i < order.size(); ++i)
+    lines[order[i]].next = order[(i + 1) % order.size()];
+  constexpr int kReads = 200'000;
+  std::uint32_t at = order[0];
+  const auto start = std::chrono::steady_clock::now();
+  for (int i = 0; i < kReads; ++i) at = lines[at].next;
+  const std::chrono::duration<double, std::micro> took = std::chrono::steady_clock::now() - start;
+  volatile std::uint32_t last = at;  // so that the reads are done
+  static_cast<void>(last);
+  return took.count() / kReads;
+}
+
 struct Operation {
   const char* name;
   void (*run)(FilledStore&, std::int64_t index);
@@ -158,11 +189,10 @@ const Operation kOperations[] = {
                     std::int64_t i) { Check(f.store().Describe(FilledStore::Key(i)).status()); }},
 };
 
-// The median of single operations on sequences picked at random, in microseconds.
-double MicrosecondsOf(FilledStore& filled, const Operation& operation, int runs) {
-  std::mt19937_64 random(1);
+// Appends what `runs` single operations took, on sequences picked at random, in microseconds.
+void Run(FilledStore& filled, const Operation& operation, int runs, std::mt19937_64& random,
+         std::vector<double>& times) {
   std::uniform_int_distribution<std::int64_t> pick(0, filled.sequences() - 1);
-  std::vector<double> times;
   for (int run = 0; run < runs; ++run) {
     const std::int64_t index = pick(random);
     const auto start = std::chrono::steady_clock::now();
@@ -170,42 +200,74 @@ double MicrosecondsOf(FilledStore& filled, const Operation& operation, int runs)
     const std::chrono::duration<double, std::micro> took = std::chrono::steady_clock::now() - start;
     times.push_back(took.count());
   }
-  std::nth_element(times.begin(), times.begin() + runs / 2, times.end());
-  return times[static_cast<std::size_t>(runs / 2)];
+}
+
+double Median(std::vector<double>& values) {
+  const auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
+  std::nth_element(values.begin(), middle, values.end());
+  return *middle;
 }
 
 struct Result {
   std::vector<std::int64_t> pages;
+  std::vector<std::int64_t> index_bytes;          // on the heap, beside the pages
+  std::vector<double> cold_line;                  // microseconds, in as much memory
   std::vector<std::vector<double>> microseconds;  // [operation][pages]
 };
 
+// All stores are there at once and take turns: the machine's speed may change meanwhile.
 Result Measure(const Options& options) {
-  Result result{.pages = {},
-                .microseconds = std::vector<std::vector<double>>(std::size(kOperations))};
+  constexpr int kRounds = 10;
+  Result result;
+  std::vector<std::unique_ptr<FilledStore>> stores;
   for (std::int64_t pages = 1000; pages <= options.most_pages; pages *= 10) {
     fmt::print(stderr, "writing {} pages...\n", pages);
-    FilledStore filled(pages);
+    const std::int64_t before = HeapBytes();
+    stores.push_back(std::make_unique<FilledStore>(pages));
     result.pages.push_back(pages);
-    for (std::size_t i = 0; i < std::size(kOperations); ++i)
-      result.microseconds[i].push_back(MicrosecondsOf(filled, kOperations[i], options.runs));
+    result.index_bytes.push_back(HeapBytes() - before);
   }
+  std::mt19937_64 random(1);
+  const int runs = std::max(1, options.runs / kRounds);
+  std::vector<std::vector<double>> lines(stores.size());
+  result.microseconds.resize(std::size(kOperations));
+  for (std::size_t i = 0; i < std::size(kOperations); ++i) {
+    std::vector<std::vector<double>> times(stores.size());
+    for (int round = 0; round < kRounds; ++round) {
+      for (std::size_t at = 0; at < stores.size(); ++at)
+        Run(*stores[at], kOperations[i], runs, random, times[at]);
+    }
+    for (std::vector<double>& each : times) result.microseconds[i].push_back(Median(each));
+    for (std::size_t at = 0; at < stores.size(); ++at)
+      lines[at].push_back(ColdLineMicroseconds(result.index_bytes[at]));
+  }
+  for (std::vector<double>& each : lines) result.cold_line.push_back(Median(each));
   return result;
 }
 
 void PrintTable(const Result& result, const Options& options) {
   fmt::print("{}, commit {}\n", CpuModel(), kRevision);
   fmt::print(
-      "sequences of {} pages of {} tokens, one layer; microseconds, median of {}, and over those "
-      "at {} pages\n\n",
+      "sequences of {} pages of {} tokens, one layer; microseconds, median of {}, over those at {} "
+      "pages, and what came on top of those in cold lines\n\n",
       kPagesASequence, kPageTokens, options.runs, result.pages.front());
-  fmt::print("{:<20}", "pages");
-  for (const std::int64_t pages : result.pages) fmt::print("{:>16}", pages);
-  fmt::print("\n");
-  for (std::size_t i = 0; i < std::size(kOperations); ++i) {
-    fmt::print("{:<20}", kOperations[i].name);
-    for (const double time : result.microseconds[i])
-      fmt::print("{:>9.2f} {:>6.2f}", time, time / result.microseconds[i].front());
+  const auto row = [&](const char* name, const auto& cells, auto print) {
+    fmt::print("{:<20}", name);
+    for (std::size_t i = 0; i < cells.size(); ++i) print(cells[i], i);
     fmt::print("\n");
+  };
+  row("pages", result.pages, [](std::int64_t pages, std::size_t) { fmt::print("{:>21}", pages); });
+  row("index, bytes a page", result.index_bytes,
+      [&](std::int64_t bytes, std::size_t i) { fmt::print("{:>21}", bytes / result.pages[i]); });
+  row("a cold line", result.cold_line,
+      [](double time, std::size_t) { fmt::print("{:>9.3f}{:>12}", time, ""); });
+  for (std::size_t i = 0; i < std::size(kOperations); ++i) {
+    const std::vector<double>& times = result.microseconds[i];
+    row(kOperations[i].name, times, [&](double time, std::size_t at) {
+      const double more = time - times.front();
+      fmt::print("{:>9.2f} {:>5.2f} {:>5.0f}", time, time / times.front(),
+                 more / result.cold_line[at]);
+    });
   }
 }
 
@@ -214,6 +276,8 @@ void PrintJson(const Result& result, const Options& options) {
                                  {"commit", kRevision},
                                  {"runs", options.runs},
                                  {"pages", result.pages},
+                                 {"index_bytes", result.index_bytes},
+                                 {"cold_line_microseconds", result.cold_line},
                                  {"microseconds", nlohmann::ordered_json::object()}};
   for (std::size_t i = 0; i < std::size(kOperations); ++i)
     json["microseconds"][kOperations[i].name] = result.microseconds[i];
