@@ -50,7 +50,7 @@ StoredScales ScalesOf(const TensorModel& tensor, HeadRange heads) {
 }  // namespace
 
 struct SequenceReader::Output {
-  std::byte* data;
+  const BlockTarget& target;
   ElementType element;
   const std::vector<float>& scales;
   std::int64_t first_token;
@@ -310,6 +310,16 @@ absl::Status SequenceReader::Guarded(F copy) const {
 
 absl::Status SequenceReader::Fill(std::size_t layer, std::int64_t first_token, std::int64_t tokens,
                                   std::byte* k, std::byte* v) {
+  const std::int64_t block = format_.block_tokens > 0 ? format_.block_tokens : tokens;
+  const auto target = [&](std::byte* data) {
+    return BlockTarget{
+        .data = data, .first_token = first_token, .tokens = tokens, .block_tokens = block};
+  };
+  return Fill(layer, first_token, tokens, target(k), target(v));
+}
+
+absl::Status SequenceReader::Fill(std::size_t layer, std::int64_t first_token, std::int64_t tokens,
+                                  const BlockTarget& k, const BlockTarget& v) {
   return Guarded([&]() -> absl::Status {
     const LayerOutput& out = layers_[layer];
     SequencePins::Layer& pinned = pins_.layers[layer];
@@ -363,27 +373,37 @@ absl::Status SequenceReader::FillRows(std::size_t layer, Side side, const Stored
 void SequenceReader::QueueTensor(const TensorPins& tensor, const Output& out,
                                  std::vector<DecodeJob>& jobs) {
   const std::int64_t row = kernels::RowElements(out.element, tensor.model->dim());
+  const std::int64_t element = kernels::ElementBytes(out.element);
   const int heads = pins_.shard.HeadsIn(tensor.model->heads());
-  const std::int64_t block = format_.block_tokens > 0 ? format_.block_tokens : out.tokens;
-  for (std::int64_t begin = 0; begin < out.tokens; begin += block) {
-    const std::int64_t count = std::min(block, out.tokens - begin);
-    const bool nhd = format_.layout == TokenLayout::kNhd;
-    const std::int64_t head_stride = nhd ? row : count * row;
+  const bool nhd = format_.layout == TokenLayout::kNhd;
+  const BlockTarget& target = out.target;
+  const std::int64_t end = out.first_token + out.tokens;
+  for (std::int64_t token = out.first_token; token < end;) {
+    const std::int64_t block = (token - target.first_token) / target.block_tokens;
+    const std::int64_t in_block = (token - target.first_token) % target.block_tokens;
+    const std::int64_t before = block * target.block_tokens;
+    const bool placed = !target.ids.empty();
+    const std::int64_t block_tokens =
+        placed ? target.block_tokens : std::min(target.block_tokens, target.tokens - before);
+    const std::int64_t count = std::min(block_tokens - in_block, end - token);
+    const std::int64_t head_stride = nhd ? row : block_tokens * row;
     const std::int64_t token_stride = nhd ? heads * row : row;
-    std::byte* data = out.data + begin * heads * row * kernels::ElementBytes(out.element);
+    std::byte* const data = target.data +
+                            (placed ? target.ids[static_cast<std::size_t>(block)] * target.stride
+                                    : before * heads * row * element) +
+                            in_block * token_stride * element;
     for (int h = 0; h < heads; ++h) {
       const std::size_t scale = out.scales.size() > 1 ? static_cast<std::size_t>(h) : 0;
       kernels::DecodeRun run{.dim = tensor.model->dim(),
                              .tokens = count,
                              .out_scale = out.scales.empty() ? 1.0f : out.scales[scale],
-                             .out = {data + h * head_stride * kernels::ElementBytes(out.element),
-                                     out.element, token_stride}};
-      QueueRows(tensor, pins_.shard.first_head + h, run, out.first_token + begin, jobs);
+                             .out = {data + h * head_stride * element, out.element, token_stride}};
+      QueueRows(tensor, pins_.shard.first_head + h, run, token, jobs);
     }
+    token += count;
   }
 }
 
-// Cuts one head's rows where pages end, where codes end, and where the residual wraps.
 void SequenceReader::QueueRows(const TensorPins& tensor, int head, kernels::DecodeRun run,
                                std::int64_t first_token, std::vector<DecodeJob>& jobs) {
   const PartLayout& layout = tensor.model->layout;

@@ -2,6 +2,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <span>
 #include <vector>
 
 #include "absl/status/statusor.h"
@@ -35,6 +36,17 @@ struct LayerOutput {
   std::int64_t v_bytes_per_token() const { return heads * kernels::RowBytes(element, v_dim); }
 };
 
+// Where values of one K or V go: blocks of the layout asked for, one behind the other, the last as
+// short as its tokens; or, where `ids` are given, block i at data + ids[i] * stride.
+struct BlockTarget {
+  std::byte* data = nullptr;
+  std::int64_t first_token = 0;  // of block 0
+  std::int64_t tokens = 0;       // of all blocks
+  std::int64_t block_tokens = 0;
+  std::span<const std::uint32_t> ids = {};
+  std::int64_t stride = 0;  // bytes
+};
+
 // Reads one sequence from what it pinned: the bytes stay those of the moment it was made, even if
 // the sequence is removed meanwhile. Once its lease has ended every call is ABORTED, and what it
 // wrote must not be used. Not thread-safe; one caller at a time.
@@ -65,9 +77,20 @@ class SequenceReader {
   // least.
   std::int64_t ChunkTokens(std::size_t layer, std::int64_t first_token, std::int64_t bytes) const;
 
-  // Writes K and V of `tokens` tokens from `first_token` of layers()[layer]. Output is laid out as
-  // ReadFormat says; it takes tokens * {k,v}_bytes_per_token. DATA_LOSS when a page is not what was
-  // stored.
+  // Of K and V of these tokens, as they are asked for.
+  std::int64_t ChunkBytes(std::size_t layer, std::int64_t first_token, std::int64_t tokens) const {
+    const LayerOutput& out = layers_[layer];
+    return stored() ? StoredBytes(layer, first_token, tokens)
+                    : tokens * (out.k_bytes_per_token() + out.v_bytes_per_token());
+  }
+
+  // Writes K and V of `tokens` tokens from `first_token` of layers()[layer] to where they belong in
+  // the targets, all of whose blocks that hold any of these must be there. DATA_LOSS when a page is
+  // not what was stored.
+  absl::Status Fill(std::size_t layer, std::int64_t first_token, std::int64_t tokens,
+                    const BlockTarget& k, const BlockTarget& v);
+  // The same to memory for these tokens alone, in blocks as ReadFormat says: each takes tokens *
+  // {k,v}_bytes_per_token.
   absl::Status Fill(std::size_t layer, std::int64_t first_token, std::int64_t tokens, std::byte* k,
                     std::byte* v);
 

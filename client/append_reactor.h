@@ -4,6 +4,9 @@
 #include <grpcpp/support/client_callback.h>
 
 #include <cstdint>
+#include <deque>
+#include <functional>
+#include <memory>
 #include <optional>
 
 #include "absl/base/thread_annotations.h"
@@ -11,6 +14,7 @@
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
 #include "client/append_stream.h"
+#include "client/shared_memory.h"
 #include "kvtier/v1/kv_tier.grpc.pb.h"
 
 namespace kvtier::client {
@@ -24,6 +28,9 @@ class AppendStream::Reactor final
     int max_unacked_chunks = 1;
     absl::Duration stall;
     absl::Time deadline;
+    std::shared_ptr<SharedPool> pool;                // null: values go inside messages
+    std::size_t least_shared = 0;                    // bytes of a chunk; fewer go inside
+    std::function<void(std::uint64_t bytes)> count;  // is told of those that do
   };
   explicit Reactor(Limits limits);
   ~Reactor() override;
@@ -44,6 +51,8 @@ class AppendStream::Reactor final
   // Waits until `ready` holds or the stream broke. A stall cancels the stream.
   template <class Ready>
   absl::Status Await(Ready ready) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // What of a chunk there is room for in shared memory goes there, until its ack.
+  void Share(v1::AppendChunk& chunk) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void StartWriteLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Lets gRPC end the call and waits for its status. Call without the lock.
   absl::Status Close() ABSL_LOCKS_EXCLUDED(mutex_);
@@ -64,6 +73,8 @@ class AppendStream::Reactor final
   int unacked_ ABSL_GUARDED_BY(mutex_) = 0;        // messages sent or being sent
   std::uint64_t moves_ ABSL_GUARDED_BY(mutex_) =
       0;  // writes and acks seen: tells slow from stalled
+  std::deque<std::optional<SharedPool::Piece>> shared_
+      ABSL_GUARDED_BY(mutex_);  // of each chunk under way
   AppendProgress progress_ ABSL_GUARDED_BY(mutex_);
   std::optional<grpc::Status> status_ ABSL_GUARDED_BY(mutex_);
 };

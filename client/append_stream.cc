@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cstring>
 #include <string>
 #include <utility>
 
@@ -11,7 +12,6 @@
 #include "client/grpc_status.h"
 
 namespace kvtier::client {
-
 AppendStream::Reactor::Reactor(Limits limits) : limits_(limits) {
   context_.set_deadline(absl::ToChronoTime(limits.deadline));
 }
@@ -25,6 +25,8 @@ AppendStream::Reactor::~Reactor() {
 absl::Status AppendStream::Reactor::Open(v1::KvTierService::Stub& stub,
                                          const v1::AppendOpen& open) {
   *request_.mutable_open() = open;
+  if (limits_.pool != nullptr)
+    request_.mutable_open()->set_transport_id(limits_.pool->memory().transport_id());
   stub.async()->Append(&context_, this);
   // Writes start on the caller's thread: the hold keeps the call alive for them until Close.
   AddHold();
@@ -76,12 +78,30 @@ absl::Status AppendStream::Reactor::Send(v1::AppendChunk chunk) {
       return !writing_ && unacked_ < std::max(limits_.max_unacked_chunks, 1);
     });
     if (status.ok()) {
+      Share(chunk);
       *request_.mutable_chunk() = std::move(chunk);
       StartWriteLocked();
       return absl::OkStatus();
     }
   }
   return Fail(status);
+}
+
+void AppendStream::Reactor::Share(v1::AppendChunk& chunk) {
+  std::optional<SharedPool::Piece>& piece = shared_.emplace_back();
+  const std::size_t bytes = chunk.k().size() + chunk.v().size();
+  if (limits_.pool != nullptr && bytes >= limits_.least_shared)
+    piece = limits_.pool->Take(static_cast<std::int64_t>(bytes));
+  if (!piece.has_value()) {
+    if (limits_.count) limits_.count(bytes);
+    return;
+  }
+  std::memcpy(piece->data(), chunk.k().data(), chunk.k().size());
+  std::memcpy(piece->data() + chunk.k().size(), chunk.v().data(), chunk.v().size());
+  chunk.set_k_offset(piece->offset());
+  chunk.set_v_offset(piece->offset() + chunk.k().size());
+  chunk.clear_k();
+  chunk.clear_v();
 }
 
 absl::StatusOr<AppendProgress> AppendStream::Reactor::Finish() {
@@ -146,6 +166,7 @@ void AppendStream::Reactor::OnReadDone(bool ok) {
     answered_ = true;
   } else {
     ++progress_.chunks;
+    shared_.pop_front();
   }
   StartRead(&response_);
 }

@@ -13,6 +13,7 @@ struct AppendOptions {
   v1::AppendOpen open;
   // Chunks sent and not acknowledged yet before Send waits; at least 1.
   int max_unacked_chunks = 8;
+  std::uint64_t expected_bytes = 0;  // of all chunks, where it's known: for Transport::kAuto
 };
 
 // What a stream brought about. After an error, everything up to here holds.

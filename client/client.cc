@@ -13,9 +13,11 @@
 #include "absl/time/clock.h"
 #include "cachestore/base/status_macros.h"
 #include "client/append_reactor.h"
+#include "client/error_reason.h"
 #include "client/grpc_status.h"
 #include "client/read_check.h"
 #include "client/read_reactor.h"
+#include "client/ring_reader.h"
 #include "client/stored_decoder.h"
 #include "kvtier/v1/kv_tier.grpc.pb.h"
 
@@ -23,6 +25,10 @@ namespace kvtier::client {
 namespace {
 
 constexpr int kMaxReceiveBytes = 16 << 20;
+constexpr std::int64_t kRingBytes = 8 << 20;
+// Less is as well inside a message.
+constexpr std::size_t kLeastShared = 32 << 10;
+constexpr char kUnknownTransport[] = "UNKNOWN_TRANSPORT";
 constexpr int kKeepaliveTimeMs = 30'000;
 constexpr int kKeepaliveTimeoutMs = 10'000;
 
@@ -40,8 +46,8 @@ grpc::ChannelArguments ChannelArguments() {
 }
 
 // Copies one chunk's K or V to where its layer is put together.
-absl::Status Scatter(const std::string& chunk, const ReadGeometry& geometry, std::uint64_t first,
-                     std::span<std::byte> layer) {
+absl::Status Scatter(std::span<const std::byte> chunk, const ReadGeometry& geometry,
+                     std::uint64_t first, std::span<std::byte> layer) {
   const std::uint64_t token_bytes = geometry.heads * geometry.vector_bytes;
   if (token_bytes == 0) return absl::OkStatus();
   return ForEachRun(geometry, first, chunk.size() / token_bytes, [&](const ByteRun& run) {
@@ -79,11 +85,16 @@ class Client::Impl {
  public:
   Impl(const std::string& address, const ClientOptions& options)
       : options_(options),
+        transport_({.transport = options.transport,
+                    .shm_bytes = options.shm_bytes,
+                    .limit = options.call_limit,
+                    .tell = options.tell}),
         stub_(grpc::CreateCustomChannel(address, grpc::InsecureChannelCredentials(),
                                         ChannelArguments())) {}
 
   v1::KvTierService::Stub& stub() { return stub_; }
   const ClientOptions& options() const { return options_; }
+  TransportChoice& transport() { return transport_; }
   absl::Time StreamDeadline() const { return absl::Now() + options_.stream_limit; }
 
   template <class Request, class Response>
@@ -99,6 +110,7 @@ class Client::Impl {
 
  private:
   const ClientOptions options_;
+  TransportChoice transport_;
   v1::KvTierService::Stub stub_;
 };
 
@@ -212,24 +224,96 @@ absl::StatusOr<std::unique_ptr<AppendStream>> Client::OpenAppend(const AppendOpt
     return absl::InvalidArgumentError(
         fmt::format("max_unacked_chunks is {}; at least 1 is needed", options.max_unacked_chunks));
   }
-  auto reactor = std::make_unique<AppendStream::Reactor>(
-      AppendStream::Reactor::Limits{.max_unacked_chunks = options.max_unacked_chunks,
-                                    .stall = impl_->options().stall_limit,
-                                    .deadline = impl_->StreamDeadline()});
-  KVT_RETURN_IF_ERROR(reactor->Open(impl_->stub(), options.open));
-  return std::make_unique<AppendStream>(std::move(reactor));
+  const bool auto_choice = impl_->options().transport == Transport::kAuto;
+  const bool own = !options.open.transport_id().empty();
+  for (bool again = false;; again = true) {
+    std::shared_ptr<SharedPool> pool;
+    if (!own) {
+      KVT_ASSIGN_OR_RETURN(pool, impl_->transport().Pool(impl_->stub(), options.expected_bytes));
+    }
+    auto reactor = std::make_unique<AppendStream::Reactor>(AppendStream::Reactor::Limits{
+        .max_unacked_chunks = options.max_unacked_chunks,
+        .stall = impl_->options().stall_limit,
+        .deadline = impl_->StreamDeadline(),
+        .pool = pool,
+        .least_shared = auto_choice ? kLeastShared : 0,
+        .count = [this](std::uint64_t bytes) { impl_->transport().Count(bytes); }});
+    const absl::Status opened = reactor->Open(impl_->stub(), options.open);
+    if (opened.ok()) return std::make_unique<AppendStream>(std::move(reactor));
+    if (again || pool == nullptr || ErrorReason(opened) != kUnknownTransport) return opened;
+    impl_->transport().Forget(pool);  // the server restarted
+  }
 }
+
+absl::StatusOr<std::shared_ptr<const SharedMemory>> Client::Share(std::int64_t bytes) {
+  return OpenShm(impl_->stub(), bytes, impl_->options().call_limit);
+}
+
+std::string Client::transport() const { return impl_->transport().name(); }
+
+// A chunk, and where its K and V are.
+struct Client::ChunkView {
+  v1::ReadChunk& chunk;
+  std::span<const std::byte> k;
+  std::span<const std::byte> v;
+};
+
+struct Client::ViewHandlers {
+  std::function<absl::Status(const v1::ReadManifest&)> on_manifest;
+  std::function<absl::Status(const ChunkView&)> on_chunk;
+};
 
 absl::StatusOr<ReadResult> Client::Read(const v1::ReadRequest& request,
                                         const ReadHandlers& handlers, Transfer transfer) {
+  ViewHandlers views{.on_manifest = handlers.on_manifest, .on_chunk = {}};
+  views.on_chunk = [&](const ChunkView& view) {
+    if (!handlers.on_chunk) return absl::OkStatus();
+    const auto put_inside = [](std::span<const std::byte> from, std::string& to) {
+      const auto* const bytes = reinterpret_cast<const char*>(from.data());
+      if (bytes != to.data()) to.assign(bytes, from.size());
+    };
+    put_inside(view.k, *view.chunk.mutable_k());
+    put_inside(view.v, *view.chunk.mutable_v());
+    view.chunk.clear_k_offset();
+    view.chunk.clear_v_offset();
+    return handlers.on_chunk(std::move(view.chunk));
+  };
+  return ReadViews(request, views, transfer);
+}
+
+absl::StatusOr<ReadResult> Client::ReadViews(const v1::ReadRequest& request,
+                                             const ViewHandlers& handlers, Transfer transfer) {
+  // Codes are so few that they are as well inside messages.
+  const bool shares =
+      transfer == Transfer::kValues && request.as() != v1::READ_AS_STORED && !request.has_target();
+  for (bool again = false;; again = true) {
+    std::shared_ptr<SharedPool> pool;
+    if (shares) {
+      KVT_ASSIGN_OR_RETURN(pool, impl_->transport().Pool(impl_->stub(), 0));
+    }
+    absl::StatusOr<ReadResult> result = ReadOnce(request, handlers, transfer, pool);
+    if (again || pool == nullptr || ErrorReason(result.status()) != kUnknownTransport)
+      return result;
+    impl_->transport().Forget(pool);  // the server restarted
+  }
+}
+
+absl::StatusOr<ReadResult> Client::ReadOnce(const v1::ReadRequest& request,
+                                            const ViewHandlers& handlers, Transfer transfer,
+                                            const std::shared_ptr<SharedPool>& pool) {
   std::optional<StoredDecoder> decoder;
   if (transfer == Transfer::kStored) {
     KVT_ASSIGN_OR_RETURN(decoder, StoredDecoder::Make(request));
   }
-  const v1::ReadRequest& asked = decoder ? decoder->request() : request;
+  v1::ReadRequest asked = decoder ? decoder->request() : request;
   const ReadKind kind = asked.as() == v1::READ_AS_STORED ? ReadKind::kStored
                         : asked.follow()                 ? ReadKind::kFollowed
                                                          : ReadKind::kValues;
+  std::optional<RingReader> ring;
+  if (pool != nullptr) {
+    if (auto piece = pool->Take(kRingBytes)) ring.emplace(impl_->stub(), pool, *std::move(piece));
+  }
+  if (ring) *asked.mutable_target() = ring->target();
   // One that follows stands still while its writer does.
   ReadReactor reactor(asked.follow() ? absl::InfiniteDuration() : impl_->options().stall_limit,
                       impl_->StreamDeadline());
@@ -256,13 +340,28 @@ absl::StatusOr<ReadResult> Client::Read(const v1::ReadRequest& request,
         KVT_RETURN_IF_ERROR(handlers.on_manifest(result.manifest));
       }
     } else if (message.has_chunk()) {
-      KVT_RETURN_IF_ERROR(check.Take(message.chunk()));
+      v1::ReadChunk& chunk = *message.mutable_chunk();
+      ReadCheck::Sizes sizes{chunk.k().size(), chunk.v().size()};
+      ChunkView view{.chunk = chunk, .k = {}, .v = {}};
+      if (ring) {
+        KVT_ASSIGN_OR_RETURN(sizes, check.Expected(chunk));
+        KVT_ASSIGN_OR_RETURN(view.k, ring->At(chunk.k_offset(), sizes.k));
+        KVT_ASSIGN_OR_RETURN(view.v, ring->At(chunk.v_offset(), sizes.v));
+      } else if (asked.has_target() && kind == ReadKind::kStored) {
+        check.PartsAreElsewhere();
+      } else if (asked.has_target()) {  // of the caller's own
+        KVT_ASSIGN_OR_RETURN(sizes, check.Expected(chunk));
+      }
+      KVT_RETURN_IF_ERROR(check.Take(chunk, sizes));
       if (decoder) {
-        KVT_ASSIGN_OR_RETURN(*message.mutable_chunk(), decoder->Decode(message.chunk()));
+        KVT_ASSIGN_OR_RETURN(chunk, decoder->Decode(chunk));
       }
-      if (handlers.on_chunk) {
-        KVT_RETURN_IF_ERROR(handlers.on_chunk(std::move(*message.mutable_chunk())));
+      if (!ring) {
+        view.k = std::as_bytes(std::span(chunk.k()));
+        view.v = std::as_bytes(std::span(chunk.v()));
       }
+      KVT_RETURN_IF_ERROR(handlers.on_chunk(view));
+      if (ring) ring->Done(sizes.k + sizes.v);
     } else if (message.has_summary()) {
       ended = true;
       result.summary = message.summary();
@@ -272,6 +371,7 @@ absl::StatusOr<ReadResult> Client::Read(const v1::ReadRequest& request,
   KVT_RETURN_IF_ERROR(check.End(result.summary));
   if (decoder) result.summary.set_saturated_values(decoder->saturated_values());
   result.transferred_bytes = check.bytes();
+  if (!ring && !asked.has_target()) impl_->transport().Count(check.bytes());
   return result;
 }
 
@@ -282,13 +382,17 @@ absl::StatusOr<ReadResult> Client::ReadInto(const v1::ReadRequest& request,
         "as is STORED; want values to place: ask for them with Transfer::kStored to have them "
         "travel as codes");
   }
+  if (request.has_target()) {
+    return absl::InvalidArgumentError(
+        "target is set, which says where values go: take the read's end by Read");
+  }
   if (request.follow()) {
     return absl::InvalidArgumentError(
         "follow is set; what is received in the end has no place yet: take its chunks by Read");
   }
   std::vector<std::vector<LayerTarget>> targets;
   v1::ReadManifest manifest;
-  ReadHandlers handlers;
+  ViewHandlers handlers;
   handlers.on_manifest = [&](const v1::ReadManifest& arrived) {
     manifest = arrived;
     for (const v1::SequenceManifest& sequence : manifest.sequences()) {
@@ -298,7 +402,8 @@ absl::StatusOr<ReadResult> Client::ReadInto(const v1::ReadRequest& request,
     }
     return absl::OkStatus();
   };
-  handlers.on_chunk = [&](const v1::ReadChunk& chunk) {
+  handlers.on_chunk = [&](const ChunkView& view) {
+    const v1::ReadChunk& chunk = view.chunk;
     const auto& sequence = manifest.sequences(static_cast<int>(chunk.sequence_index()));
     const std::uint32_t index = chunk.layer() - sequence.layers(0).layer();
     const v1::LayerManifest& layer = sequence.layers(static_cast<int>(index));
@@ -309,11 +414,11 @@ absl::StatusOr<ReadResult> Client::ReadInto(const v1::ReadRequest& request,
                           .tokens = LayerTokens(sequence, layer),
                           .heads = layer.num_heads(),
                           .vector_bytes = *RowBytes(layer.dtype(), layer.k_head_dim())};
-    KVT_RETURN_IF_ERROR(Scatter(chunk.k(), geometry, first, target.k));
+    KVT_RETURN_IF_ERROR(Scatter(view.k, geometry, first, target.k));
     geometry.vector_bytes = *RowBytes(layer.dtype(), layer.v_head_dim());
-    return Scatter(chunk.v(), geometry, first, target.v);
+    return Scatter(view.v, geometry, first, target.v);
   };
-  return Read(request, handlers, transfer);
+  return ReadViews(request, handlers, transfer);
 }
 
 }  // namespace kvtier::client

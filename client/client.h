@@ -12,11 +12,18 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "client/append_stream.h"
+#include "client/shared_memory.h"
+#include "client/transport_choice.h"
 #include "kvtier/v1/kv_tier.pb.h"
 
 namespace kvtier::client {
 
 struct ClientOptions {
+  // How values travel that are inside messages otherwise, and how much memory that may take here.
+  Transport transport = Transport::kAuto;
+  std::int64_t shm_bytes = 16 << 20;
+  // Is told, once, how values travel, and why.
+  std::function<void(const std::string&)> tell;
   // Of a call with one request and one reply.
   absl::Duration call_limit = absl::Seconds(30);
   // Of an append or a read, all of it.
@@ -94,6 +101,13 @@ class Client {
   absl::StatusOr<ReadResult> ReadInto(const v1::ReadRequest& request, const PlaceSequence& place,
                                       Transfer transfer = Transfer::kValues);
 
+  // Memory that this process and the server then both have: where K and V lie, or are to lie, that
+  // needn't be copied here (AppendChunk.k_offset, ReadRequest.target, with its transport_id).
+  // FAILED_PRECONDITION or UNAVAILABLE say why there is none; it must not outlive the client.
+  absl::StatusOr<std::shared_ptr<const SharedMemory>> Share(std::int64_t bytes);
+  // How values travel: "shm" or "inline"; empty before that was chosen.
+  std::string transport() const;
+
   absl::StatusOr<v1::DescribeResponse> Describe(const v1::DescribeRequest& request);
   absl::StatusOr<v1::ListSequencesResponse> ListSequences(const v1::ListSequencesRequest& request);
   absl::StatusOr<v1::CapacityResponse> Capacity(const v1::CapacityRequest& request);
@@ -102,6 +116,13 @@ class Client {
 
  private:
   class Impl;
+  struct ChunkView;
+  struct ViewHandlers;
+
+  absl::StatusOr<ReadResult> ReadViews(const v1::ReadRequest& request, const ViewHandlers& handlers,
+                                       Transfer transfer);
+  absl::StatusOr<ReadResult> ReadOnce(const v1::ReadRequest& request, const ViewHandlers& handlers,
+                                      Transfer transfer, const std::shared_ptr<SharedPool>& pool);
   explicit Client(std::unique_ptr<Impl> impl);
 
   const std::unique_ptr<Impl> impl_;

@@ -135,23 +135,34 @@ absl::Status ReadCheck::CheckPlace(const v1::ReadChunk& chunk) const {
   return absl::OkStatus();
 }
 
-absl::Status ReadCheck::Take(const v1::ReadChunk& chunk) {
-  KVT_RETURN_IF_ERROR(CheckPlace(chunk));
-  bytes_ += ChunkBytes(chunk);
-  next_token_[chunk.sequence_index()][layer_index(chunk)] += chunk.num_tokens();
-  if (kind_ == ReadKind::kStored) return absl::OkStatus();
-  const v1::SequenceManifest& sequence = sequence_of(chunk);
-  const v1::LayerManifest& layer = sequence.layers(static_cast<int>(layer_index(chunk)));
+std::optional<ReadCheck::Sizes> ReadCheck::SizesOf(const v1::ReadChunk& chunk) const {
+  const v1::LayerManifest& layer = sequence_of(chunk).layers(static_cast<int>(layer_index(chunk)));
   const auto size = [&](std::uint32_t dim) {
     return Product({chunk.num_tokens(), layer.num_heads(), *RowBytes(layer.dtype(), dim)});
   };
-  const auto k_bytes = size(layer.k_head_dim()), v_bytes = size(layer.v_head_dim());
-  if (chunk.k().size() != k_bytes || chunk.v().size() != v_bytes) {
+  const auto k = size(layer.k_head_dim()), v = size(layer.v_head_dim());
+  if (!k || !v) return std::nullopt;
+  return Sizes{.k = *k, .v = *v};
+}
+
+absl::StatusOr<ReadCheck::Sizes> ReadCheck::Expected(const v1::ReadChunk& chunk) const {
+  KVT_RETURN_IF_ERROR(CheckPlace(chunk));
+  if (const std::optional<Sizes> sizes = SizesOf(chunk)) return *sizes;
+  return Loss("a chunk is larger than 64 bits can say");
+}
+
+absl::Status ReadCheck::Take(const v1::ReadChunk& chunk, const Sizes& sizes) {
+  KVT_RETURN_IF_ERROR(CheckPlace(chunk));
+  bytes_ += ChunkBytes(chunk) - chunk.k().size() - chunk.v().size() + sizes.k + sizes.v;
+  next_token_[chunk.sequence_index()][layer_index(chunk)] += chunk.num_tokens();
+  if (kind_ == ReadKind::kStored) return absl::OkStatus();
+  const Sizes want = SizesOf(chunk).value_or(Sizes());
+  if (sizes.k != want.k || sizes.v != want.v) {
     return Loss(
         fmt::format("{}: a chunk of {} tokens brings {} bytes of K and {} of V; {} and {} "
                     "are expected",
-                    Name(sequence, chunk.layer()), chunk.num_tokens(), chunk.k().size(),
-                    chunk.v().size(), k_bytes.value_or(0), v_bytes.value_or(0)));
+                    Name(sequence_of(chunk), chunk.layer()), chunk.num_tokens(), sizes.k, sizes.v,
+                    want.k, want.v));
   }
   return absl::OkStatus();
 }
@@ -187,7 +198,7 @@ absl::Status ReadCheck::End(const v1::ReadSummary& summary) {
                               next_token_[s][i], end));
     }
   }
-  if (bytes_ != manifest_.total_bytes()) {
+  if (counts_ && bytes_ != manifest_.total_bytes()) {
     return Loss(
         fmt::format("{} bytes came; the manifest says {}", bytes_, manifest_.total_bytes()));
   }

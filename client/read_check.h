@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "kvtier/v1/kv_tier.pb.h"
 
 namespace kvtier::client {
@@ -43,8 +44,20 @@ class ReadCheck {
   // `sequences`: as many as were asked for.
   absl::Status Begin(const v1::ReadManifest& manifest, int sequences,
                      ReadKind kind = ReadKind::kValues);
-  absl::Status Take(const v1::ReadChunk& chunk);
+  absl::Status Take(const v1::ReadChunk& chunk) {
+    return Take(chunk, {chunk.k().size(), chunk.v().size()});
+  }
+  // One whose K and V are elsewhere: what Expected says, so that only its place can be wrong.
+  struct Sizes {
+    std::uint64_t k = 0;
+    std::uint64_t v = 0;
+  };
+  absl::StatusOr<Sizes> Expected(const v1::ReadChunk& chunk) const;
+  absl::Status Take(const v1::ReadChunk& chunk, const Sizes& sizes);
   absl::Status End(const v1::ReadSummary& summary = {});
+
+  // Chunks as stored say of their parts only where these are: their bytes can't be counted.
+  void PartsAreElsewhere() { counts_ = false; }
 
   std::uint64_t bytes() const { return bytes_; }  // of the chunks so far
   const v1::ReadManifest& manifest() const { return manifest_; }
@@ -55,10 +68,12 @@ class ReadCheck {
  private:
   v1::ReadManifest manifest_;
   absl::Status CheckPlace(const v1::ReadChunk& chunk) const;
+  std::optional<Sizes> SizesOf(const v1::ReadChunk& chunk) const;
   // What a read that followed turned out to be.
   absl::Status Learn(const v1::ReadSummary& summary);
 
   ReadKind kind_ = ReadKind::kValues;
+  bool counts_ = true;
   std::uint64_t bytes_ = 0;
   std::vector<std::vector<std::uint64_t>> next_token_;  // by sequence and layer of the manifest
 };

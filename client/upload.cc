@@ -89,8 +89,9 @@ absl::StatusOr<UploadReport> Upload(Client& client, const KvFile& file,
                                     const UploadOptions& options) {
   UploadReport report;
   const absl::Time start = absl::Now();
-  KVT_ASSIGN_OR_RETURN(const std::unique_ptr<AppendStream> stream,
-                       client.OpenAppend(options.append));
+  AppendOptions append = options.append;
+  append.expected_bytes = file.bytes();
+  KVT_ASSIGN_OR_RETURN(const std::unique_ptr<AppendStream> stream, client.OpenAppend(append));
   report.first_token = stream->opened().received_tokens();
   for (std::uint32_t layer = 0; layer < file.layers().size(); ++layer) {
     KVT_RETURN_IF_ERROR(SendLayer(*stream, file, layer, options, report));

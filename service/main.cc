@@ -9,6 +9,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <limits>
+#include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <random>
@@ -16,6 +17,7 @@
 #include <thread>
 
 #include "absl/time/time.h"
+#include "cachestore/base/errors.h"
 #include "cachestore/device/host_device.h"
 #include "cachestore/store.h"
 #include "kernels/host_target.h"
@@ -25,6 +27,7 @@
 #include "service/metrics/exporter.h"
 #include "service/ready_file.h"
 #include "service/rpc/server.h"
+#include "service/rpc/shm_server.h"
 
 namespace kvtier::service {
 namespace {
@@ -105,6 +108,29 @@ void BlockSignals() {
   pthread_sigmask(SIG_BLOCK, &signals, nullptr);
 }
 
+// Null where there is to be no shared memory, or, unless a socket was asked for by name, can't be.
+absl::StatusOr<std::unique_ptr<ShmServer>> StartShm(const Config& config, RpcContext& context) {
+  if (config.shm_socket.empty()) {
+    context.transports.SetShmSocket("", "shm_socket is empty");
+    return nullptr;
+  }
+  const bool any = config.shm_socket == "auto";
+  // Bound to this process's life: nothing stays behind in the file system.
+  const std::string address = any ? "@kvtierd-" + context.boot_id : config.shm_socket;
+  auto server = ShmServer::Start(address, context.transports, context.clock);
+  if (server.ok()) {
+    context.transports.SetShmSocket(address, "");
+    return server;
+  }
+  const std::string why(server.status().message());
+  if (!any)
+    return cachestore::Error(cachestore::Reason::kInvalidField,
+                             fmt::format("shm_socket is {}; {}", config.shm_socket, why));
+  Log(LogLevel::kWarning, "no shared memory with clients", {{"why", why}});
+  context.transports.SetShmSocket("", why);
+  return nullptr;
+}
+
 int Serve(const Config& config) {
   BlockSignals();
   std::optional<ReadyFile> ready_file;
@@ -138,9 +164,13 @@ int Serve(const Config& config) {
   if (!store.ok()) return Fail(store.status());
 
   std::atomic<bool> draining{false};
-  auto metrics = Metrics::Create(**store, {.listen = config.metrics_listen,
-                                           .device = device.name(),
-                                           .draining = [&draining] { return draining.load(); }});
+  Transports transports({.max_transports = config.max_transports, .max_shm_bytes = config.max_shm});
+  auto metrics =
+      Metrics::Create(**store, {.listen = config.metrics_listen,
+                                .device = device.name(),
+                                .draining = [&draining] { return draining.load(); },
+                                .transports = [&transports] { return transports.open(); },
+                                .shm_bytes = [&transports] { return transports.mapped_bytes(); }});
   if (!metrics.ok()) return Fail(metrics.status());
 
   const int threads =
@@ -149,12 +179,15 @@ int Serve(const Config& config) {
   RpcContext context{.store = **store,
                      .work = work,
                      .observer = **metrics,
+                     .transports = transports,
                      .clock = clock,
                      .boot_id = NewBootId(),
                      .medium = "CPU",  // of the host device, the only one
                      .max_message_bytes = config.max_message_bytes,
                      .read_chunk_bytes = config.read_chunk_bytes,
                      .draining = draining};
+  auto shm = StartShm(config, context);
+  if (!shm.ok()) return Fail(shm.status());
   auto server =
       Server::Start({.listen = config.listen, .health_listen = config.health_listen}, context);
   if (!server.ok()) return Fail(server.status());
@@ -168,7 +201,8 @@ int Serve(const Config& config) {
        {"memory", config.memory},
        {"listen", (*server)->listen()},
        {"health_listen", (*server)->health_listen()},
-       {"metrics_listen", metrics_address}});
+       {"metrics_listen", metrics_address},
+       {"shm_socket", transports.shm_socket()}});
   if (ready_file.has_value()) {
     const absl::Status written = ready_file->Write(AddressesText(**server, metrics_address));
     if (!written.ok()) return Fail(written);

@@ -14,7 +14,9 @@ Session::Session(Terminal& terminal, std::string command)
     : terminal_(terminal), command_(std::move(command)) {}
 
 absl::StatusOr<std::unique_ptr<Client>> Session::Connect() const {
-  return Client::Connect(flags_.server, ClientOptions());
+  ClientOptions options;
+  options.transport = kTransports.at(flags_.transport);
+  return Client::Connect(flags_.server, options);
 }
 
 int Session::Refused(const absl::Status& status) const {
@@ -46,6 +48,14 @@ void RefuseCalculateKvScales(CLI::App& app) {
          },
          "Not supported")
       ->group("");
+}
+
+void AddTransport(CLI::App& app, CommonFlags& flags) {
+  app.add_option("--transport", flags.transport,
+                 "How K and V travel: inline, in gRPC's messages; shm, in memory shared with a "
+                 "server on this host; auto: shm where there is much, and the server offers it")
+      ->check(CLI::IsMember(kTransports))
+      ->capture_default_str();
 }
 
 NewCommand AddCommand(CLI::App& parent, Terminal& terminal, const std::string& name,

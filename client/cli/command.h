@@ -25,7 +25,12 @@ struct CommonFlags {
   std::string server = "127.0.0.1:7071";
   std::string name_space;
   bool json = false;
+  std::string transport = "auto";
 };
+
+// --transport
+inline const std::map<std::string, Transport> kTransports = {
+    {"auto", Transport::kAuto}, {"inline", Transport::kInline}, {"shm", Transport::kShm}};
 
 // --transfer
 inline const std::map<std::string, Transfer> kTransfers = {{"values", Transfer::kValues},
@@ -60,6 +65,9 @@ class Session {
 
 // `--calculate-kv-scales`, for who knows it from an engine: refused, saying what replaced it.
 void RefuseCalculateKvScales(CLI::App& app);
+
+// `--transport`, for a command that moves K and V.
+void AddTransport(CLI::App& app, CommonFlags& flags);
 
 // A sub-command's parser with the common flags, and the session that reads them.
 struct NewCommand {

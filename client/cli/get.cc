@@ -176,6 +176,7 @@ Command AddGet(CLI::App& parent, Terminal& terminal) {
   app.add_option("--layout", flags->layout, "NHD: [tokens, heads, dim]; HND: [heads, tokens, dim]")
       ->check(CLI::IsMember(kLayouts))
       ->capture_default_str();
+  AddTransport(app, command.session->flags());
   app.add_option("--transfer", flags->transfer,
                  "values, or stored: codes travel and are decoded here, to the same values")
       ->check(CLI::IsMember(kTransfers))

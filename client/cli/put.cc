@@ -282,6 +282,7 @@ Command AddPut(CLI::App& parent, Terminal& terminal) {
   app.add_option("--chunk-tokens", flags->chunk_tokens,
                  "Tokens of one layer in a message; 256, of --transfer=stored 4096, if not given")
       ->check(CLI::Range(1U, 1U << 24U));
+  AddTransport(app, command.session->flags());
   app.add_option("--transfer", flags->transfer,
                  "values, or stored: pages are encoded here and codes travel, for the same bytes "
                  "there")

@@ -154,6 +154,17 @@ FieldType PathOrNone(std::string Config::*field) {
       field, [](const std::string&) { return true; }, "a path, or empty");
 }
 
+FieldType SocketOrNone(std::string Config::*field) {
+  constexpr std::size_t kLongest = 107;  // of sockaddr_un
+  return TextOf(
+      field,
+      [](const std::string& text) {
+        if (text.empty() || text == "auto") return true;
+        return text.size() <= kLongest && text.size() > 1 && (text[0] == '/' || text[0] == '@');
+      },
+      "auto, an absolute path or @NAME of at most 107 bytes, or empty");
+}
+
 FieldType Ladder(std::vector<std::string> Config::*field) {
   FieldType type;
   type.allowed = "formats with \">\" between them";

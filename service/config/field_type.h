@@ -49,6 +49,9 @@ FieldType HttpAddressOrOff(std::string Config::*field);
 
 FieldType PathOrNone(std::string Config::*field);
 
+// Of a Unix socket.
+FieldType SocketOrNone(std::string Config::*field);
+
 // Formats, ">" between them.
 FieldType Ladder(std::vector<std::string> Config::*field);
 

@@ -67,6 +67,13 @@ std::vector<Field> MakeFields() {
        "What nobody has read, leased or forked for so long is evicted. 0: never."},
       {"default_quota", "SIZE", Size(&Config::default_quota, {.min = 0, .max = 64 * kTiB}),
        "What a namespace may hold that was given no quota of its own. 0: all of the memory."},
+      {"shm_socket", "SOCKET", SocketOrNone(&Config::shm_socket),
+       "Where clients on this host hand over memory to share. auto: a name of the abstract "
+       "namespace, new at each start; a path reaches other pods. Empty: no shared memory."},
+      {"max_shm", "SIZE", Size(&Config::max_shm, {.min = kMiB, .max = 64 * kTiB}),
+       "Memory of clients that is mapped at once; theirs, outside the memory."},
+      {"max_transports", "N", Integer(&Config::max_transports, {.min = 1, .max = 4000}),
+       "Transports that are open at once."},
       {"max_message_bytes", "SIZE",
        Size(&Config::max_message_bytes, {.min = 64 * kKiB, .max = 16 * kMiB}),
        "The largest message that is taken."},

@@ -38,10 +38,12 @@ const MetricRow& RowOf(const std::string& name);
 
 // The values of the label `rpc`: the service's methods, in its order.
 inline constexpr std::array kRpcs = {
-    "RegisterModel", "Append",   "AppendBatch", "Lookup",      "Acquire",       "Renew",
-    "Release",       "Pin",      "Unpin",       "Fork",        "Seal",          "Truncate",
-    "Abort",         "Read",     "Remove",      "Describe",    "ListSequences", "Capacity",
-    "Scales",        "GetQuota", "SetQuota",    "SetPressure", "Subscribe",     "Drain"};
+    "RegisterModel",  "Append",        "AppendBatch", "Lookup",        "Acquire",
+    "Renew",          "Release",       "Pin",         "Unpin",         "Fork",
+    "Seal",           "Truncate",      "Abort",       "Read",          "Remove",
+    "Describe",       "ListSequences", "Capacity",    "Scales",        "GetQuota",
+    "SetQuota",       "SetPressure",   "Subscribe",   "OpenTransport", "GrantCredit",
+    "CloseTransport", "Drain"};
 
 // Seconds: from what a small chunk takes to what a large read over a slow network takes.
 inline constexpr std::array kDurationBuckets = {50e-6, 100e-6, 200e-6, 500e-6, 1e-3, 2e-3,

@@ -51,6 +51,8 @@ class Metrics::StoreCollector final : public prometheus::Collectable {
     Snapshot snapshot = TakeSnapshot(store_);
     snapshot.device = options_.device;
     snapshot.draining = options_.draining && options_.draining();
+    if (options_.transports) snapshot.transports = options_.transports();
+    if (options_.shm_bytes) snapshot.shm_bytes = options_.shm_bytes();
 
     std::vector<prometheus::MetricFamily> families;
     for (const MetricRow& row : Catalog()) {

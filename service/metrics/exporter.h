@@ -24,7 +24,10 @@ namespace kvtier::service {
 struct MetricsOptions {
   std::string listen;  // HOST:PORT of Config::metrics_listen; empty: nothing is served
   std::string device = "host";
-  std::function<bool()> draining;  // called at each scrape, from any thread
+  // Called at each scrape, from any thread.
+  std::function<bool()> draining;
+  std::function<std::int64_t()> transports;
+  std::function<std::int64_t()> shm_bytes;
 };
 
 // Serves /metrics and takes what the handlers observe. What the store holds is read at each scrape,

@@ -56,6 +56,8 @@ struct Snapshot {
   std::int64_t leases = 0;
   std::int64_t pins = 0;
   std::int64_t subscriptions = 0;
+  std::int64_t transports = 0;
+  std::int64_t shm_bytes = 0;
   std::map<std::string, std::int64_t> lowered;  // page columns, by the format that they got
   cachestore::EvictionCounts evictions;
   cachestore::MemoryParts memory;
@@ -63,7 +65,7 @@ struct Snapshot {
   ProcessFigures process;
 };
 
-// All of it but `device` and `draining`.
+// All of it but what MetricsOptions brings.
 Snapshot TakeSnapshot(const cachestore::Store& store);
 
 }  // namespace kvtier::service

@@ -10,6 +10,7 @@
 #include "cachestore/sequence_follower.h"
 #include "service/rpc/read_chunk.h"
 #include "service/rpc/read_session.h"
+#include "service/rpc/read_targets.h"
 #include "service/rpc/reply.h"
 #include "service/rpc/wire.h"
 
@@ -31,16 +32,10 @@ class FollowSession final : public ReadSession {
       WriteManifest(out);
       return Step::kMessage;
     }
-    // One chunk of each sequence in turn, of those that have any.
-    for (std::size_t i = 0; i < followers_.size(); ++i) {
-      const std::size_t sequence = std::exchange(next_, (next_ + 1) % followers_.size());
-      if (followers_[sequence].done()) continue;  // whatever becomes of it now
-      KVT_ASSIGN_OR_RETURN(std::optional<SequenceReader> piece,
-                           followers_[sequence].Next(context_.read_chunk_bytes));
-      if (!piece.has_value()) continue;
-      KVT_RETURN_IF_ERROR(WritePiece(sequence, *piece, *out.mutable_chunk()));
-      return Step::kMessage;
+    if (!piece_.has_value()) {
+      KVT_RETURN_IF_ERROR(TakePiece());
     }
+    if (piece_.has_value()) return WritePiece(out);
     ended_ = std::all_of(followers_.begin(), followers_.end(),
                          [](const SequenceFollower& follower) { return follower.done(); });
     if (!ended_) return Step::kWaiting;
@@ -59,6 +54,7 @@ class FollowSession final : public ReadSession {
   absl::Status Open() {
     KVT_RETURN_IF_ERROR(CheckSequences(request_));
     KVT_ASSIGN_OR_RETURN(const cachestore::ReadFormat format, ReadFormatFrom(request_));
+    KVT_ASSIGN_OR_RETURN(targets_, ReadTargets::Open(context_.transports, request_, on_news_));
     for (const v1::SequenceRange& wanted : request_.sequences()) {
       KVT_ASSIGN_OR_RETURN(const cachestore::ReadRange range, ReadRangeFrom(request_, wanted));
       KVT_ASSIGN_OR_RETURN(const cachestore::SequenceKey key,
@@ -66,6 +62,7 @@ class FollowSession final : public ReadSession {
       KVT_ASSIGN_OR_RETURN(
           SequenceFollower follower,
           context_.store.Follow({key, wanted.model_id(), on_news_}, range, format));
+      KVT_RETURN_IF_ERROR(targets_.Add(wanted, follower.opening(), follower.range()));
       followers_.push_back(std::move(follower));
     }
     return absl::OkStatus();
@@ -84,6 +81,7 @@ class FollowSession final : public ReadSession {
       sequence.set_sequence(request_.sequences(static_cast<int>(i)).sequence());
       sequence.set_first_token(static_cast<std::uint64_t>(range.first_token));
       sequence.set_num_tokens(static_cast<std::uint64_t>(tokens));
+      targets_.SayOffsets(i, sequence);
       known &= tokens > 0;
       for (const cachestore::LayerOutput& layer : followers_[i].opening().layers())
         total += tokens * (layer.k_bytes_per_token() + layer.v_bytes_per_token());
@@ -91,14 +89,35 @@ class FollowSession final : public ReadSession {
     manifest.set_total_bytes(static_cast<std::uint64_t>(known ? total : 0));
   }
 
-  absl::Status WritePiece(std::size_t sequence, SequenceReader& piece, v1::ReadChunk& chunk) {
-    const cachestore::SequencePins& pins = piece.pins();
-    KVT_ASSIGN_OR_RETURN(const std::int64_t bytes,
-                         WriteChunk(piece, {sequence, 0, pins.first_token, pins.tokens}, chunk));
-    saturated_ += piece.saturated_values();
-    const bool first = pins.shard.first_layer == followers_[sequence].range().shard.first_layer;
-    pins.model->Add({.read_tokens = first ? pins.tokens : 0, .read_bytes = bytes});
+  // One of each sequence in turn, of those that have any.
+  absl::Status TakePiece() {
+    for (std::size_t i = 0; i < followers_.size(); ++i) {
+      sequence_ = std::exchange(next_, (next_ + 1) % followers_.size());
+      if (followers_[sequence_].done()) continue;  // whatever becomes of it now
+      KVT_ASSIGN_OR_RETURN(
+          std::optional<SequenceReader> piece,
+          followers_[sequence_].Next(targets_.ChunkBytes(context_.read_chunk_bytes)));
+      if (!piece.has_value()) continue;
+      piece_.emplace(*std::move(piece));
+      return absl::OkStatus();
+    }
     return absl::OkStatus();
+  }
+
+  absl::StatusOr<Step> WritePiece(v1::ReadResponse& out) {
+    const cachestore::SequencePins& pins = piece_->pins();
+    const int layer = pins.shard.first_layer - followers_[sequence_].range().shard.first_layer;
+    KVT_ASSIGN_OR_RETURN(const std::optional<ChunkRoom> room,
+                         targets_.Room(sequence_, static_cast<std::size_t>(layer),
+                                       piece_->ChunkBytes(0, pins.first_token, pins.tokens)));
+    if (!room.has_value()) return Step::kNoRoom;
+    KVT_ASSIGN_OR_RETURN(const std::int64_t bytes,
+                         WriteChunk(*piece_, {sequence_, 0, pins.first_token, pins.tokens}, *room,
+                                    *out.mutable_chunk()));
+    saturated_ += piece_->saturated_values();
+    pins.model->Add({.read_tokens = layer == 0 ? pins.tokens : 0, .read_bytes = bytes});
+    piece_.reset();
+    return Step::kMessage;
   }
 
   void WriteSummary(v1::ReadSummary& summary) const {
@@ -110,8 +129,11 @@ class FollowSession final : public ReadSession {
   RpcContext& context_;
   const v1::ReadRequest request_;
   const std::function<void()> on_news_;
+  ReadTargets targets_;
   std::vector<SequenceFollower> followers_;
-  std::size_t next_ = 0;  // sequence
+  std::size_t next_ = 0;                 // sequence
+  std::optional<SequenceReader> piece_;  // to be sent, of sequence_
+  std::size_t sequence_ = 0;
   std::int64_t saturated_ = 0;
   bool ended_ = false;
 };

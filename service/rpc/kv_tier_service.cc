@@ -373,6 +373,38 @@ grpc::ServerWriteReactor<v1::SubscribeResponse>* KvTierServiceImpl::Subscribe(
   return ServeSubscribe(context_, *call, *request);
 }
 
+grpc::ServerUnaryReactor* KvTierServiceImpl::OpenTransport(Call* call,
+                                                           const v1::OpenTransportRequest* request,
+                                                           v1::OpenTransportResponse* response) {
+  return Serve(call, "OpenTransport", response, [this, request, response]() -> absl::Status {
+    KVT_RETURN_IF_ERROR(context_.CheckNotDraining());
+    if (!request->has_shm()) {
+      return cachestore::Error(cachestore::Reason::kInvalidField, "transport is not set; want shm");
+    }
+    KVT_ASSIGN_OR_RETURN(*response->mutable_transport_id(),
+                         context_.transports.OpenShm(context_.clock.Now()));
+    response->set_shm_socket(context_.transports.shm_socket());
+    return absl::OkStatus();
+  });
+}
+
+grpc::ServerUnaryReactor* KvTierServiceImpl::GrantCredit(Call* call,
+                                                         const v1::GrantCreditRequest* request,
+                                                         v1::GrantCreditResponse* response) {
+  return Serve(call, "GrantCredit", response, [this, request] {
+    return context_.transports.Grant(request->transport_id(), request->read_id(),
+                                     request->chunks());
+  });
+}
+
+grpc::ServerUnaryReactor* KvTierServiceImpl::CloseTransport(
+    Call* call, const v1::CloseTransportRequest* request, v1::CloseTransportResponse* response) {
+  return Serve(call, "CloseTransport", response, [this, request] {
+    context_.transports.Close(request->transport_id());
+    return absl::OkStatus();
+  });
+}
+
 grpc::ServerUnaryReactor* KvTierServiceImpl::Drain(Call* call, const v1::DrainRequest*,
                                                    v1::DrainResponse* response) {
   return Serve(call, "Drain", response, [this] {

@@ -54,6 +54,12 @@ class KvTierServiceImpl final : public v1::KvTierService::CallbackService {
                      v1::SetPressureResponse* response) override;
   grpc::ServerWriteReactor<v1::SubscribeResponse>* Subscribe(
       Call* call, const v1::SubscribeRequest* request) override;
+  Unary* OpenTransport(Call* call, const v1::OpenTransportRequest* request,
+                       v1::OpenTransportResponse* response) override;
+  Unary* GrantCredit(Call* call, const v1::GrantCreditRequest* request,
+                     v1::GrantCreditResponse* response) override;
+  Unary* CloseTransport(Call* call, const v1::CloseTransportRequest* request,
+                        v1::CloseTransportResponse* response) override;
   Unary* Drain(Call* call, const v1::DrainRequest* request, v1::DrainResponse* response) override;
 
  private:

@@ -17,9 +17,23 @@ struct ChunkPlace {
   std::int64_t tokens = 0;
 };
 
-// Fills `chunk`, whose strings keep their memory from chunk to chunk. How many bytes of K and V, as
-// they travel.
+// Where K and V of one layer go that don't travel in messages.
+struct LayerTarget {
+  cachestore::BlockTarget k;
+  cachestore::BlockTarget v;
+};
+
+// Where one chunk's K and V go: into the message; to where its layer has a target; or all of it,
+// side by side, to `at`, in memory that begins at `base`.
+struct ChunkRoom {
+  const LayerTarget* target = nullptr;
+  std::byte* at = nullptr;
+  const std::byte* base = nullptr;
+};
+
+// Fills `chunk`, whose strings keep their memory from chunk to chunk, or says in it where its bytes
+// are. How many bytes of K and V, as they travel.
 absl::StatusOr<std::int64_t> WriteChunk(cachestore::SequenceReader& reader, const ChunkPlace& place,
-                                        v1::ReadChunk& chunk);
+                                        const ChunkRoom& room, v1::ReadChunk& chunk);
 
 }  // namespace kvtier::service

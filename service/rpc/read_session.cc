@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -10,6 +11,7 @@
 #include "cachestore/base/errors.h"
 #include "cachestore/base/status_macros.h"
 #include "service/rpc/read_chunk.h"
+#include "service/rpc/read_targets.h"
 #include "service/rpc/reply.h"
 #include "service/rpc/wire.h"
 
@@ -25,8 +27,8 @@ constexpr std::int64_t kMaxPartsPerRead = 1 << 22;
 
 class WholeRead final : public ReadSession {
  public:
-  WholeRead(RpcContext& context, const v1::ReadRequest& request)
-      : context_(context), request_(request) {}
+  WholeRead(RpcContext& context, const v1::ReadRequest& request, std::function<void()> on_news)
+      : context_(context), request_(request), on_news_(std::move(on_news)) {}
 
   absl::StatusOr<Step> Next(v1::ReadResponse& out) override {
     switch (stage_) {
@@ -42,10 +44,7 @@ class WholeRead final : public ReadSession {
         return Step::kMessage;
       }
       case Stage::kChunks:
-        if (SkipToTokens()) {
-          KVT_RETURN_IF_ERROR(WriteNext(out));
-          return Step::kMessage;
-        }
+        if (SkipToTokens()) return WriteNext(out);
         stage_ = Stage::kDone;
         WriteSummary(out);
         return Step::kMessage;
@@ -61,6 +60,7 @@ class WholeRead final : public ReadSession {
   absl::Status Open() {
     KVT_RETURN_IF_ERROR(CheckSequences(request_));
     KVT_ASSIGN_OR_RETURN(const cachestore::ReadFormat format, ReadFormatFrom(request_));
+    KVT_ASSIGN_OR_RETURN(targets_, ReadTargets::Open(context_.transports, request_, on_news_));
     std::int64_t parts = 0;
     for (const v1::SequenceRange& wanted : request_.sequences()) {
       KVT_ASSIGN_OR_RETURN(cachestore::SequenceReader reader, OpenReader(wanted, format));
@@ -71,6 +71,9 @@ class WholeRead final : public ReadSession {
             fmt::format("sequences up to \"{}\" hold {} page parts; want at most {} in one call",
                         wanted.sequence(), parts, kMaxPartsPerRead));
       }
+      KVT_RETURN_IF_ERROR(
+          targets_.Add(wanted, reader,
+                       {.first_token = reader.pins().first_token, .tokens = reader.pins().tokens}));
       readers_.push_back(std::move(reader));
     }
     return absl::OkStatus();
@@ -112,6 +115,7 @@ class WholeRead final : public ReadSession {
       v1::SequenceManifest& sequence = *manifest.add_sequences();
       sequence = ManifestOf(readers_[i]);
       sequence.set_sequence(request_.sequences(static_cast<int>(i)).sequence());
+      targets_.SayOffsets(i, sequence);
       total += readers_[i].total_bytes();
     }
     manifest.set_total_bytes(total);
@@ -130,19 +134,24 @@ class WholeRead final : public ReadSession {
     return false;
   }
 
-  absl::Status WriteNext(v1::ReadResponse& out) {
+  absl::StatusOr<Step> WriteNext(v1::ReadResponse& out) {
     cachestore::SequenceReader& reader = readers_[sequence_];
     const cachestore::LayerOutput& layer = reader.layers()[layer_];
     const std::int64_t first = layer.first_token + sent_;
-    const std::int64_t tokens = std::min(
-        reader.ChunkTokens(layer_, first, context_.read_chunk_bytes), layer.tokens - sent_);
+    const std::int64_t tokens =
+        std::min(reader.ChunkTokens(layer_, first, targets_.ChunkBytes(context_.read_chunk_bytes)),
+                 layer.tokens - sent_);
+    KVT_ASSIGN_OR_RETURN(
+        const std::optional<ChunkRoom> room,
+        targets_.Room(sequence_, layer_, reader.ChunkBytes(layer_, first, tokens)));
+    if (!room.has_value()) return Step::kNoRoom;
     KVT_ASSIGN_OR_RETURN(
         const std::int64_t bytes,
-        WriteChunk(reader, {sequence_, layer_, first, tokens}, *out.mutable_chunk()));
+        WriteChunk(reader, {sequence_, layer_, first, tokens}, *room, *out.mutable_chunk()));
     sent_ += tokens;
     const bool counted = layer_ == LongestLayer(reader);
     reader.pins().model->Add({.read_tokens = counted ? tokens : 0, .read_bytes = bytes});
-    return absl::OkStatus();
+    return Step::kMessage;
   }
 
   // Within windows others have fewer tokens.
@@ -166,7 +175,9 @@ class WholeRead final : public ReadSession {
 
   RpcContext& context_;
   const v1::ReadRequest request_;
+  const std::function<void()> on_news_;
   Stage stage_ = Stage::kOpen;
+  ReadTargets targets_;
   std::vector<cachestore::SequenceReader> readers_;
   std::size_t sequence_ = 0;
   std::size_t layer_ = 0;
@@ -182,8 +193,9 @@ absl::Status CheckSequences(const v1::ReadRequest& request) {
                                                   request.sequences_size(), kMaxSequencesPerRead));
 }
 
-std::unique_ptr<ReadSession> MakeReadSession(RpcContext& context, const v1::ReadRequest& request) {
-  return std::make_unique<WholeRead>(context, request);
+std::unique_ptr<ReadSession> MakeReadSession(RpcContext& context, const v1::ReadRequest& request,
+                                             std::function<void()> on_news) {
+  return std::make_unique<WholeRead>(context, request, std::move(on_news));
 }
 
 }  // namespace kvtier::service

@@ -14,8 +14,8 @@ namespace kvtier::service {
 class ReadSession {
  public:
   // kWorked: there is more to do before there is a message; others may go first. kWaiting: there is
-  // nothing to send before news comes.
-  enum class Step { kWorked, kMessage, kWaiting, kEnd };
+  // nothing to send before news comes. kNoRoom: nor before the reader gives room back.
+  enum class Step { kWorked, kMessage, kWaiting, kNoRoom, kEnd };
 
   virtual ~ReadSession() = default;
   // Writes the next message, or does some of the work for it.
@@ -24,10 +24,11 @@ class ReadSession {
   virtual absl::Time deadline() const { return absl::InfiniteFuture(); }
 };
 
+// `on_news`: from any thread, outside locks.
 // Of what is held now: chunks in manifest order.
-std::unique_ptr<ReadSession> MakeReadSession(RpcContext& context, const v1::ReadRequest& request);
-// Of sequences as they are received (ReadRequest.follow). `on_news`: from any thread, outside
-// locks.
+std::unique_ptr<ReadSession> MakeReadSession(RpcContext& context, const v1::ReadRequest& request,
+                                             std::function<void()> on_news);
+// Of sequences as they are received (ReadRequest.follow).
 std::unique_ptr<ReadSession> MakeFollowSession(RpcContext& context, const v1::ReadRequest& request,
                                                std::function<void()> on_news);
 

@@ -8,6 +8,7 @@
 #include "cachestore/store.h"
 #include "service/observer.h"
 #include "service/rpc/stream_watch.h"
+#include "service/rpc/transports.h"
 #include "service/rpc/work_queue.h"
 
 namespace kvtier::service {
@@ -17,6 +18,7 @@ struct RpcContext {
   cachestore::Store& store;
   WorkQueue& work;
   Observer& observer;
+  Transports& transports;
   const cachestore::Clock& clock;
   const std::string boot_id;  // of this process: a new one means that the store is empty
   const std::string medium;   // where pages lie, as KV events call it

@@ -9,7 +9,6 @@
 #include "cachestore/base/errors.h"
 #include "cachestore/base/status_macros.h"
 #include "cachestore/base/text.h"
-#include "cachestore/model/part_header.h"
 
 namespace kvtier::service {
 namespace {
@@ -23,7 +22,6 @@ constexpr std::size_t kMaxSequenceBytes = 512;
 constexpr std::size_t kMaxIdentifierBytes = 64;
 constexpr std::size_t kMaxSourceBytes = 256;
 constexpr int kMaxSkipLayers = 2048;
-constexpr std::uint32_t kMaxChunkTokens = 1u << 20;
 constexpr std::uint64_t kMaxTokens = std::uint64_t{1} << 32;
 
 absl::Status Refuse(const std::string& message) { return Error(Reason::kInvalidField, message); }
@@ -145,96 +143,6 @@ absl::StatusOr<cachestore::Shard> ShardFrom(std::uint32_t first_layer, std::uint
   KVT_ASSIGN_OR_RETURN(shard.first_head, IntFrom(first_head, "first_head"));
   KVT_ASSIGN_OR_RETURN(shard.num_heads, IntFrom(num_heads, "num_heads"));
   return shard;
-}
-
-using StoredParts = google::protobuf::RepeatedPtrField<v1::StoredPart>;
-
-bool HasParts(const v1::AppendChunk& chunk) {
-  return chunk.k_parts_size() > 0 || chunk.v_parts_size() > 0;
-}
-
-// `row`: elements from one token's head to the next in memory.
-struct Shape {
-  std::int64_t tokens = 0;
-  std::int64_t heads = 0;
-  std::int64_t row = 0;
-};
-
-// Says where one layer's K or V lies in a chunk; returns how many bytes it takes there.
-std::int64_t Place(const std::byte* data, ElementType type, bool heads_first, const Shape& shape,
-                   cachestore::SourceTensor& out) {
-  out.data = data;
-  out.type = type;
-  out.head_stride = heads_first ? shape.tokens * shape.row : shape.row;
-  out.token_stride = heads_first ? shape.row : shape.heads * shape.row;
-  return shape.heads * shape.tokens * shape.row * kernels::ElementBytes(type);
-}
-
-absl::Status CheckChunkBytes(const char* field, std::size_t got, std::int64_t want,
-                             const v1::AppendChunk& chunk) {
-  if (got == static_cast<std::size_t>(want)) return absl::OkStatus();
-  return Refuse(fmt::format("chunk.{} has {} bytes; {} tokens of {} layers from layer {} take {}{}",
-                            field, got, chunk.num_tokens(), std::max(1u, chunk.num_layers()),
-                            chunk.first_layer(), want,
-                            HasParts(chunk) ? ", those that come as parts left out" : ""));
-}
-
-struct StoredField {
-  const char* name;
-  const StoredParts& parts;
-};
-
-// Parts of one K or V: of pages inside the chunk that are codes to their end once it is in.
-absl::StatusOr<cachestore::StoredPages> StoredFrom(const StoredField& field,
-                                                   const cachestore::TensorModel& tensor, int heads,
-                                                   const cachestore::Chunk& chunk,
-                                                   std::int64_t origin) {
-  const StoredParts& parts = field.parts;
-  cachestore::StoredPages pages{.heads = heads};
-  if (parts.empty()) return pages;
-  const std::int64_t page_tokens = tensor.layout.page_tokens;
-  const std::int64_t first = (chunk.first_token + page_tokens - 1) / page_tokens;
-  const std::int64_t end =
-      tensor.dim() == 0
-          ? 0
-          : tensor.residual.CodeTokens(chunk.first_token + chunk.tokens, origin) / page_tokens;
-  const std::int64_t bytes =
-      cachestore::PartBytes(cachestore::MakePartLayout(tensor.layout.codec, heads, tensor.dim(),
-                                                       tensor.layout.page_tokens),
-                            heads);
-  for (int i = 0; i < parts.size(); ++i) {
-    const std::int64_t page = parts[i].page();
-    if (page < first || page >= end || page != std::int64_t{parts[0].page()} + i) {
-      return Refuse(fmt::format(
-          "chunk.{}[{}].page is {}; want consecutive pages, {}", field.name, i, page,
-          first < end ? fmt::format("of {} to {} that these tokens make final", first, end - 1)
-                      : "and these tokens make none final"));
-    }
-    if (parts[i].data().size() != static_cast<std::size_t>(bytes)) {
-      return Refuse(fmt::format("chunk.{}[{}].data has {} bytes; a part of {} heads takes {}",
-                                field.name, i, parts[i].data().size(), heads, bytes));
-    }
-    pages.parts.push_back(reinterpret_cast<const std::byte*>(parts[i].data().data()));
-  }
-  pages.begin = parts[0].page() * page_tokens - chunk.first_token;
-  pages.end = pages.begin + parts.size() * page_tokens;
-  return pages;
-}
-
-// Sets what comes as parts of the one layer that such a chunk has.
-absl::Status SetStored(const v1::AppendChunk& chunk, const cachestore::LayerModel& layer, int heads,
-                       const SourceLayout& layout, cachestore::Chunk& out) {
-  if (layout.fused || chunk.num_layers() > 1) {
-    return Refuse(fmt::format("chunk has k_parts or v_parts; they go with {}",
-                              layout.fused ? "K and V apart: leave out fused_kv"
-                                           : "one layer a chunk: leave out num_layers"));
-  }
-  cachestore::Chunk::Layer& to = out.layers.back();
-  KVT_ASSIGN_OR_RETURN(to.k.stored, StoredFrom({"k_parts", chunk.k_parts()}, layer.k, heads, out,
-                                               layout.residual_origin));
-  KVT_ASSIGN_OR_RETURN(to.v.stored, StoredFrom({"v_parts", chunk.v_parts()}, layer.v, heads, out,
-                                               layout.residual_origin));
-  return absl::OkStatus();
 }
 
 }  // namespace
@@ -359,59 +267,6 @@ absl::StatusOr<SourceLayout> SourceLayoutFrom(const v1::AppendOpen& open) {
   return layout;
 }
 
-absl::StatusOr<cachestore::Chunk> ChunkFrom(const v1::AppendChunk& chunk,
-                                            const cachestore::Model& model,
-                                            const cachestore::Shard& shard,
-                                            const SourceLayout& layout) {
-  const std::int64_t first = chunk.first_layer();
-  const std::int64_t end = first + std::max(1u, chunk.num_layers());
-  if (first < shard.first_layer || end > shard.end_layer()) {
-    return Refuse(fmt::format(
-        "chunk.first_layer {} and num_layers {} are outside the stream's layers {} to {}", first,
-        end - first, shard.first_layer, shard.end_layer() - 1));
-  }
-  if (chunk.num_tokens() == 0 || chunk.num_tokens() > kMaxChunkTokens) {
-    return Refuse(
-        fmt::format("chunk.num_tokens is {}; want 1 to {}", chunk.num_tokens(), kMaxChunkTokens));
-  }
-  cachestore::Chunk out{.tokens = chunk.num_tokens(),
-                        .saturate_non_finite = layout.saturate_non_finite};
-  KVT_ASSIGN_OR_RETURN(out.first_token, TokensFrom(chunk.first_token(), "chunk.first_token"));
-
-  const auto* const k_data = reinterpret_cast<const std::byte*>(chunk.k().data());
-  const auto* const v_data = reinterpret_cast<const std::byte*>(chunk.v().data());
-  std::int64_t k_bytes = 0;
-  std::int64_t v_bytes = 0;
-  for (int i = static_cast<int>(first); i < end; ++i) {
-    const cachestore::LayerModel& layer = model.layers[static_cast<std::size_t>(i)];
-    const ElementType type = layer.k.source;
-    const std::int64_t k_row = kernels::RowElements(type, layer.k.dim());
-    const std::int64_t v_row = kernels::RowElements(type, layer.v.dim());
-    const std::int64_t row = layout.fused ? k_row + v_row : k_row;
-    const int heads = shard.HeadsIn(layer.spec.kv_heads);
-    out.layers.push_back({.layer = i, .k = {}, .v = {}});
-    cachestore::Chunk::Layer& to = out.layers.back();
-    if (HasParts(chunk)) {
-      KVT_RETURN_IF_ERROR(SetStored(chunk, layer, heads, layout, out));
-    }
-    const auto tokens = [&](const cachestore::StoredPages& stored) {
-      return out.tokens - (stored.end - stored.begin);
-    };
-    k_bytes +=
-        Place(k_data + k_bytes, type, layout.heads_first, {tokens(to.k.stored), heads, row}, to.k);
-    if (layout.fused) {
-      to.v = to.k;
-      to.v.data += k_row * kernels::ElementBytes(type);
-    } else {
-      v_bytes += Place(v_data + v_bytes, type, layout.heads_first,
-                       {tokens(to.v.stored), heads, v_row}, to.v);
-    }
-  }
-  KVT_RETURN_IF_ERROR(CheckChunkBytes("k", chunk.k().size(), k_bytes, chunk));
-  KVT_RETURN_IF_ERROR(CheckChunkBytes("v", chunk.v().size(), v_bytes, chunk));
-  return out;
-}
-
 absl::StatusOr<cachestore::ReadFormat> ReadFormatFrom(const v1::ReadRequest& request) {
   cachestore::ReadFormat format{.per_tensor_scales_only = request.per_tensor_scales_only(),
                                 .stored = request.as() == v1::READ_AS_STORED};
@@ -440,6 +295,12 @@ absl::StatusOr<cachestore::ReadFormat> ReadFormatFrom(const v1::ReadRequest& req
   }
   if (!fp8 && request.measure_scales())
     return Refuse("measure_scales is set; it goes with FP8 output only");
+  if (request.has_target() && format.stored && !request.target().ring())
+    return Refuse("target is set and as is STORED; codes go into messages, or into a ring");
+  if (request.target().layers_size() > 0 && request.target().ring())
+    return Refuse("target.layers and target.ring are both set; want one of the two");
+  if (request.target().layers_size() > 0 && request.block_tokens() == 0)
+    return Refuse("target.layers is set and block_tokens is 0; want the tokens of a block");
   if (request.follow() && format.stored)
     return Refuse("follow is set and as is STORED; what is received is followed as values");
   if (request.follow() && request.measure_scales())

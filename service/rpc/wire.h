@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <string>
 
 #include "absl/status/statusor.h"
@@ -8,6 +9,7 @@
 #include "cachestore/chunk.h"
 #include "cachestore/store.h"
 #include "kvtier/v1/kv_tier.pb.h"
+#include "transport/shm_region.h"
 
 // Proto to domain. All doubt about what a client sent ends here: what these return is within its
 // bounds. Errors are INVALID_ARGUMENT (RESOURCE_EXHAUSTED for size) and name the field as the
@@ -34,16 +36,20 @@ absl::StatusOr<std::int64_t> QuotaFrom(std::uint64_t bytes);
 // Without on_end, which the caller sets.
 absl::StatusOr<cachestore::WriterRequest> WriterRequestFrom(const v1::AppendOpen& open);
 
-// How a stream lays out its chunks, and where its sequence's residual begins to count.
+// How a stream lays out its chunks, where it has them, and where its sequence's residual begins to
+// count.
 struct SourceLayout {
   std::int64_t residual_origin = 0;
+  // Where chunks have values that are not inside; null: nowhere.
+  std::shared_ptr<const transport::ShmRegion> memory;
   bool heads_first = false;  // HND
   bool fused = false;
   bool saturate_non_finite = false;
 };
 absl::StatusOr<SourceLayout> SourceLayoutFrom(const v1::AppendOpen& open);
 
-// A view into `chunk`, which must stay as it is while the result is in use.
+// A view into `chunk` and the layout's memory, which must stay as they are while the result is in
+// use.
 absl::StatusOr<cachestore::Chunk> ChunkFrom(const v1::AppendChunk& chunk,
                                             const cachestore::Model& model,
                                             const cachestore::Shard& shard,

@@ -231,7 +231,9 @@ TEST_P(Conformance, WhatCannotBeNamesItself) {
 constexpr Case kCases[] = {{"InProcess_auto", StoreInProcess, "auto"},
                            {"InProcess_kivi2", StoreInProcess, "kivi(2,2,32,32)"},
                            {"Server_auto", StoreBehindServer, "auto"},
-                           {"Server_kivi2", StoreBehindServer, "kivi(2,2,32,32)"}};
+                           {"Server_kivi2", StoreBehindServer, "kivi(2,2,32,32)"},
+                           {"Shm_auto", StoreBySharedMemory, "auto"},
+                           {"Shm_kivi2", StoreBySharedMemory, "kivi(2,2,32,32)"}};
 INSTANTIATE_TEST_SUITE_P(Of, Conformance, ::testing::ValuesIn(kCases),
                          [](const auto& test) { return std::string(test.param.name); });
 
@@ -292,10 +294,16 @@ class SideBySide {
   std::uint64_t epoch_ = 0;
 };
 
-TEST(ConformanceSideBySide, BothAnswerAlike) {
+struct Other {
+  const char* name;
+  std::unique_ptr<Subject> (*make)();
+};
+class ConformanceSideBySide : public ::testing::TestWithParam<Other> {};
+
+TEST_P(ConformanceSideBySide, AnswersAsTheStoreInProcess) {
   testing::SeededRandom seeds;
   const KvData data = testing::MakeKvData(Spec(), kTokens, seeds, 100.0f);
-  const auto one = StoreInProcess(), other = StoreBehindServer();
+  const auto one = StoreInProcess(), other = GetParam().make();
   for (const auto& request : {Request("auto"), Request("kivi(2,2,32,32)"), Windowed("auto"),
                               Windowed("kivi(2,2,32,32)")}) {
     const std::string model = one->Register(request).value();
@@ -312,6 +320,10 @@ TEST(ConformanceSideBySide, BothAnswerAlike) {
     EXPECT_EQ(one->free_bytes(), other->free_bytes());
   }
 }
+INSTANTIATE_TEST_SUITE_P(Of, ConformanceSideBySide,
+                         ::testing::Values(Other{"Server", StoreBehindServer},
+                                           Other{"Shm", StoreBySharedMemory}),
+                         [](const auto& test) { return std::string(test.param.name); });
 
 }  // namespace
 }  // namespace kvtier::conformance

@@ -54,8 +54,8 @@ LiveServer::LiveServer(const std::vector<std::string>& flags) {
   client_ = Connect();
 }
 
-std::unique_ptr<client::Client> LiveServer::Connect() const {
-  auto client = client::Client::Connect(listen_, {});
+std::unique_ptr<client::Client> LiveServer::Connect(const client::ClientOptions& options) const {
+  auto client = client::Client::Connect(listen_, options);
   EXPECT_TRUE(client.ok()) << client.status();
   return *std::move(client);
 }

@@ -20,7 +20,7 @@ class LiveServer {
   Process& process() { return *process_; }
   client::Client& client() { return *client_; }
   // Another connection.
-  std::unique_ptr<client::Client> Connect() const;
+  std::unique_ptr<client::Client> Connect(const client::ClientOptions& options = {}) const;
 
   v1::CapacityResponse Capacity();
   // Bytes of the budget that hold nothing.

@@ -18,6 +18,7 @@ class Process {
   // Waits for it to end and gives its exit code; 128 + n for a signal n, -1 after `seconds`.
   int Wait(double seconds);
   bool running();
+  pid_t pid() const { return pid_; }
   void Signal(int signal) const;
   // Standard output and standard error so far.
   std::string Output() const;

@@ -31,9 +31,9 @@ std::string RowsOf(const testing::KvTensor& tensor, std::int64_t first, std::int
 
 class BehindServer final : public Subject {
  public:
-  BehindServer()
-      : server_({"--memory=" + std::to_string(kMemory), "--evict-above=100", "--evict-until=100"}) {
-  }
+  explicit BehindServer(client::Transport transport)
+      : server_({"--memory=" + std::to_string(kMemory), "--evict-above=100", "--evict-until=100"}),
+        client_(server_.Connect({.transport = transport})) {}
 
   absl::StatusOr<std::string> Register(const cachestore::ModelRequest& model) override {
     const cachestore::ModelSpec& spec = model.spec;
@@ -195,13 +195,19 @@ class BehindServer final : public Subject {
     KVT_ASSIGN_OR_RETURN(const auto response, client().Acquire(request));
     return Grant{response.lease_id(), static_cast<std::int64_t>(response.tokens())};
   }
-  client::Client& client() { return server_.client(); }
+  client::Client& client() { return *client_; }
 
   testing::LiveServer server_;
+  const std::unique_ptr<client::Client> client_;
 };
 
 }  // namespace
 
-std::unique_ptr<Subject> StoreBehindServer() { return std::make_unique<BehindServer>(); }
+std::unique_ptr<Subject> StoreBehindServer() {
+  return std::make_unique<BehindServer>(client::Transport::kInline);
+}
+std::unique_ptr<Subject> StoreBySharedMemory() {
+  return std::make_unique<BehindServer>(client::Transport::kShm);
+}
 
 }  // namespace kvtier::conformance

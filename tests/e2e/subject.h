@@ -85,5 +85,7 @@ class Subject {
 std::unique_ptr<Subject> StoreInProcess();
 // kvtierd in a process of its own, by the C++ client.
 std::unique_ptr<Subject> StoreBehindServer();
+// The same, with K and V in shared memory.
+std::unique_ptr<Subject> StoreBySharedMemory();
 
 }  // namespace kvtier::conformance

@@ -1,5 +1,6 @@
 from kvtier.v1 import kv_events_pb2 as _kv_events_pb2
 from kvtier.v1 import model_pb2 as _model_pb2
+from kvtier.v1 import transport_pb2 as _transport_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from google.protobuf import descriptor as _descriptor
@@ -16,6 +17,15 @@ from kvtier.v1.model_pb2 import DType
 from kvtier.v1.model_pb2 import LayerKind
 from kvtier.v1.model_pb2 import RopeState
 from kvtier.v1.model_pb2 import Retention
+from kvtier.v1.transport_pb2 import OpenTransportRequest
+from kvtier.v1.transport_pb2 import ShmTransport
+from kvtier.v1.transport_pb2 import OpenTransportResponse
+from kvtier.v1.transport_pb2 import CloseTransportRequest
+from kvtier.v1.transport_pb2 import CloseTransportResponse
+from kvtier.v1.transport_pb2 import ReadTarget
+from kvtier.v1.transport_pb2 import LayerBlocks
+from kvtier.v1.transport_pb2 import GrantCreditRequest
+from kvtier.v1.transport_pb2 import GrantCreditResponse
 DESCRIPTOR: _descriptor.FileDescriptor
 DTYPE_BF16: _model_pb2.DType
 DTYPE_FP16: _model_pb2.DType
@@ -116,24 +126,28 @@ class AppendBatchResponse(_message.Message):
     def __init__(self, boot_id: _Optional[str] = ..., outcomes: _Optional[_Iterable[_Union[AppendOutcome, _Mapping]]] = ...) -> None: ...
 
 class AppendChunk(_message.Message):
-    __slots__ = ["first_layer", "first_token", "k", "k_parts", "num_layers", "num_tokens", "v", "v_parts"]
+    __slots__ = ["first_layer", "first_token", "k", "k_offset", "k_parts", "num_layers", "num_tokens", "v", "v_offset", "v_parts"]
     FIRST_LAYER_FIELD_NUMBER: _ClassVar[int]
     FIRST_TOKEN_FIELD_NUMBER: _ClassVar[int]
     K_FIELD_NUMBER: _ClassVar[int]
+    K_OFFSET_FIELD_NUMBER: _ClassVar[int]
     K_PARTS_FIELD_NUMBER: _ClassVar[int]
     NUM_LAYERS_FIELD_NUMBER: _ClassVar[int]
     NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
     V_FIELD_NUMBER: _ClassVar[int]
+    V_OFFSET_FIELD_NUMBER: _ClassVar[int]
     V_PARTS_FIELD_NUMBER: _ClassVar[int]
     first_layer: int
     first_token: int
     k: bytes
+    k_offset: int
     k_parts: _containers.RepeatedCompositeFieldContainer[StoredPart]
     num_layers: int
     num_tokens: int
     v: bytes
+    v_offset: int
     v_parts: _containers.RepeatedCompositeFieldContainer[StoredPart]
-    def __init__(self, first_layer: _Optional[int] = ..., num_layers: _Optional[int] = ..., first_token: _Optional[int] = ..., num_tokens: _Optional[int] = ..., k: _Optional[bytes] = ..., v: _Optional[bytes] = ..., k_parts: _Optional[_Iterable[_Union[StoredPart, _Mapping]]] = ..., v_parts: _Optional[_Iterable[_Union[StoredPart, _Mapping]]] = ...) -> None: ...
+    def __init__(self, first_layer: _Optional[int] = ..., num_layers: _Optional[int] = ..., first_token: _Optional[int] = ..., num_tokens: _Optional[int] = ..., k: _Optional[bytes] = ..., v: _Optional[bytes] = ..., k_parts: _Optional[_Iterable[_Union[StoredPart, _Mapping]]] = ..., v_parts: _Optional[_Iterable[_Union[StoredPart, _Mapping]]] = ..., k_offset: _Optional[int] = ..., v_offset: _Optional[int] = ...) -> None: ...
 
 class AppendEntry(_message.Message):
     __slots__ = ["chunks", "open"]
@@ -144,7 +158,7 @@ class AppendEntry(_message.Message):
     def __init__(self, open: _Optional[_Union[AppendOpen, _Mapping]] = ..., chunks: _Optional[_Iterable[_Union[AppendChunk, _Mapping]]] = ...) -> None: ...
 
 class AppendOpen(_message.Message):
-    __slots__ = ["first_head", "first_layer", "fused_kv", "layout", "model_id", "namespace", "non_finite", "num_heads", "num_layers", "prompt", "sequence", "writer_epoch"]
+    __slots__ = ["first_head", "first_layer", "fused_kv", "layout", "model_id", "namespace", "non_finite", "num_heads", "num_layers", "prompt", "sequence", "transport_id", "writer_epoch"]
     FIRST_HEAD_FIELD_NUMBER: _ClassVar[int]
     FIRST_LAYER_FIELD_NUMBER: _ClassVar[int]
     FUSED_KV_FIELD_NUMBER: _ClassVar[int]
@@ -156,6 +170,7 @@ class AppendOpen(_message.Message):
     NUM_LAYERS_FIELD_NUMBER: _ClassVar[int]
     PROMPT_FIELD_NUMBER: _ClassVar[int]
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    TRANSPORT_ID_FIELD_NUMBER: _ClassVar[int]
     WRITER_EPOCH_FIELD_NUMBER: _ClassVar[int]
     first_head: int
     first_layer: int
@@ -168,8 +183,9 @@ class AppendOpen(_message.Message):
     num_layers: int
     prompt: Prompt
     sequence: str
+    transport_id: bytes
     writer_epoch: int
-    def __init__(self, namespace: _Optional[str] = ..., sequence: _Optional[str] = ..., model_id: _Optional[str] = ..., first_layer: _Optional[int] = ..., num_layers: _Optional[int] = ..., first_head: _Optional[int] = ..., num_heads: _Optional[int] = ..., layout: _Optional[_Union[Layout, str]] = ..., fused_kv: bool = ..., writer_epoch: _Optional[int] = ..., non_finite: _Optional[_Union[NonFinitePolicy, str]] = ..., prompt: _Optional[_Union[Prompt, _Mapping]] = ...) -> None: ...
+    def __init__(self, namespace: _Optional[str] = ..., sequence: _Optional[str] = ..., model_id: _Optional[str] = ..., first_layer: _Optional[int] = ..., num_layers: _Optional[int] = ..., first_head: _Optional[int] = ..., num_heads: _Optional[int] = ..., layout: _Optional[_Union[Layout, str]] = ..., fused_kv: bool = ..., writer_epoch: _Optional[int] = ..., non_finite: _Optional[_Union[NonFinitePolicy, str]] = ..., prompt: _Optional[_Union[Prompt, _Mapping]] = ..., transport_id: _Optional[bytes] = ...) -> None: ...
 
 class AppendOutcome(_message.Message):
     __slots__ = ["ack", "code", "message", "reason"]
@@ -332,24 +348,27 @@ class LayerInfo(_message.Message):
     def __init__(self, layer: _Optional[int] = ..., kv_cache_dtype: _Optional[str] = ..., received_tokens: _Optional[int] = ..., k_code_tokens: _Optional[int] = ..., v_code_tokens: _Optional[int] = ..., k_saturated_values: _Optional[int] = ..., v_saturated_values: _Optional[int] = ...) -> None: ...
 
 class LayerManifest(_message.Message):
-    __slots__ = ["dtype", "first_token", "k_code_tokens", "k_head_dim", "k_scale", "kv_cache_dtype", "kv_heads", "layer", "num_heads", "q_scale", "v_code_tokens", "v_head_dim", "v_scale"]
+    __slots__ = ["dtype", "first_token", "k_code_tokens", "k_head_dim", "k_offset", "k_scale", "kv_cache_dtype", "kv_heads", "layer", "num_heads", "q_scale", "v_code_tokens", "v_head_dim", "v_offset", "v_scale"]
     DTYPE_FIELD_NUMBER: _ClassVar[int]
     FIRST_TOKEN_FIELD_NUMBER: _ClassVar[int]
     KV_CACHE_DTYPE_FIELD_NUMBER: _ClassVar[int]
     KV_HEADS_FIELD_NUMBER: _ClassVar[int]
     K_CODE_TOKENS_FIELD_NUMBER: _ClassVar[int]
     K_HEAD_DIM_FIELD_NUMBER: _ClassVar[int]
+    K_OFFSET_FIELD_NUMBER: _ClassVar[int]
     K_SCALE_FIELD_NUMBER: _ClassVar[int]
     LAYER_FIELD_NUMBER: _ClassVar[int]
     NUM_HEADS_FIELD_NUMBER: _ClassVar[int]
     Q_SCALE_FIELD_NUMBER: _ClassVar[int]
     V_CODE_TOKENS_FIELD_NUMBER: _ClassVar[int]
     V_HEAD_DIM_FIELD_NUMBER: _ClassVar[int]
+    V_OFFSET_FIELD_NUMBER: _ClassVar[int]
     V_SCALE_FIELD_NUMBER: _ClassVar[int]
     dtype: _model_pb2.DType
     first_token: int
     k_code_tokens: int
     k_head_dim: int
+    k_offset: int
     k_scale: _containers.RepeatedScalarFieldContainer[float]
     kv_cache_dtype: str
     kv_heads: int
@@ -358,8 +377,9 @@ class LayerManifest(_message.Message):
     q_scale: _containers.RepeatedScalarFieldContainer[float]
     v_code_tokens: int
     v_head_dim: int
+    v_offset: int
     v_scale: _containers.RepeatedScalarFieldContainer[float]
-    def __init__(self, layer: _Optional[int] = ..., num_heads: _Optional[int] = ..., k_head_dim: _Optional[int] = ..., v_head_dim: _Optional[int] = ..., dtype: _Optional[_Union[_model_pb2.DType, str]] = ..., k_scale: _Optional[_Iterable[float]] = ..., v_scale: _Optional[_Iterable[float]] = ..., k_code_tokens: _Optional[int] = ..., v_code_tokens: _Optional[int] = ..., q_scale: _Optional[_Iterable[float]] = ..., kv_cache_dtype: _Optional[str] = ..., kv_heads: _Optional[int] = ..., first_token: _Optional[int] = ...) -> None: ...
+    def __init__(self, layer: _Optional[int] = ..., num_heads: _Optional[int] = ..., k_head_dim: _Optional[int] = ..., v_head_dim: _Optional[int] = ..., dtype: _Optional[_Union[_model_pb2.DType, str]] = ..., k_scale: _Optional[_Iterable[float]] = ..., v_scale: _Optional[_Iterable[float]] = ..., k_code_tokens: _Optional[int] = ..., v_code_tokens: _Optional[int] = ..., q_scale: _Optional[_Iterable[float]] = ..., kv_cache_dtype: _Optional[str] = ..., kv_heads: _Optional[int] = ..., first_token: _Optional[int] = ..., k_offset: _Optional[int] = ..., v_offset: _Optional[int] = ...) -> None: ...
 
 class LayerObservation(_message.Message):
     __slots__ = ["k_amax", "k_scale", "kv_cache_dtype", "layer", "q_scale", "tokens", "v_amax", "v_scale"]
@@ -522,24 +542,28 @@ class Prompt(_message.Message):
     def __init__(self, salt: _Optional[bytes] = ..., adapter: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., block_hashes: _Optional[_Iterable[bytes]] = ..., extra_keys: _Optional[_Iterable[_Union[ExtraKey, _Mapping]]] = ...) -> None: ...
 
 class ReadChunk(_message.Message):
-    __slots__ = ["first_token", "k", "k_parts", "layer", "num_tokens", "sequence_index", "v", "v_parts"]
+    __slots__ = ["first_token", "k", "k_offset", "k_parts", "layer", "num_tokens", "sequence_index", "v", "v_offset", "v_parts"]
     FIRST_TOKEN_FIELD_NUMBER: _ClassVar[int]
     K_FIELD_NUMBER: _ClassVar[int]
+    K_OFFSET_FIELD_NUMBER: _ClassVar[int]
     K_PARTS_FIELD_NUMBER: _ClassVar[int]
     LAYER_FIELD_NUMBER: _ClassVar[int]
     NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
     SEQUENCE_INDEX_FIELD_NUMBER: _ClassVar[int]
     V_FIELD_NUMBER: _ClassVar[int]
+    V_OFFSET_FIELD_NUMBER: _ClassVar[int]
     V_PARTS_FIELD_NUMBER: _ClassVar[int]
     first_token: int
     k: bytes
+    k_offset: int
     k_parts: _containers.RepeatedCompositeFieldContainer[StoredPart]
     layer: int
     num_tokens: int
     sequence_index: int
     v: bytes
+    v_offset: int
     v_parts: _containers.RepeatedCompositeFieldContainer[StoredPart]
-    def __init__(self, sequence_index: _Optional[int] = ..., layer: _Optional[int] = ..., first_token: _Optional[int] = ..., num_tokens: _Optional[int] = ..., k: _Optional[bytes] = ..., v: _Optional[bytes] = ..., k_parts: _Optional[_Iterable[_Union[StoredPart, _Mapping]]] = ..., v_parts: _Optional[_Iterable[_Union[StoredPart, _Mapping]]] = ...) -> None: ...
+    def __init__(self, sequence_index: _Optional[int] = ..., layer: _Optional[int] = ..., first_token: _Optional[int] = ..., num_tokens: _Optional[int] = ..., k: _Optional[bytes] = ..., v: _Optional[bytes] = ..., k_parts: _Optional[_Iterable[_Union[StoredPart, _Mapping]]] = ..., v_parts: _Optional[_Iterable[_Union[StoredPart, _Mapping]]] = ..., k_offset: _Optional[int] = ..., v_offset: _Optional[int] = ...) -> None: ...
 
 class ReadManifest(_message.Message):
     __slots__ = ["boot_id", "sequences", "total_bytes"]
@@ -552,7 +576,7 @@ class ReadManifest(_message.Message):
     def __init__(self, boot_id: _Optional[str] = ..., sequences: _Optional[_Iterable[_Union[SequenceManifest, _Mapping]]] = ..., total_bytes: _Optional[int] = ...) -> None: ...
 
 class ReadRequest(_message.Message):
-    __slots__ = ["accept_k_rotation", "block_tokens", "first_head", "first_layer", "follow", "k_scale", "layout", "measure_scales", "namespace", "num_heads", "num_layers", "per_tensor_scales_only", "sequences", "v_scale", "within_windows"]
+    __slots__ = ["accept_k_rotation", "block_tokens", "first_head", "first_layer", "follow", "k_scale", "layout", "measure_scales", "namespace", "num_heads", "num_layers", "per_tensor_scales_only", "sequences", "target", "v_scale", "within_windows"]
     ACCEPT_K_ROTATION_FIELD_NUMBER: _ClassVar[int]
     AS_FIELD_NUMBER: _ClassVar[int]
     BLOCK_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -567,6 +591,7 @@ class ReadRequest(_message.Message):
     NUM_LAYERS_FIELD_NUMBER: _ClassVar[int]
     PER_TENSOR_SCALES_ONLY_FIELD_NUMBER: _ClassVar[int]
     SEQUENCES_FIELD_NUMBER: _ClassVar[int]
+    TARGET_FIELD_NUMBER: _ClassVar[int]
     V_SCALE_FIELD_NUMBER: _ClassVar[int]
     WITHIN_WINDOWS_FIELD_NUMBER: _ClassVar[int]
     accept_k_rotation: bool
@@ -582,9 +607,10 @@ class ReadRequest(_message.Message):
     num_layers: int
     per_tensor_scales_only: bool
     sequences: _containers.RepeatedCompositeFieldContainer[SequenceRange]
+    target: _transport_pb2.ReadTarget
     v_scale: float
     within_windows: bool
-    def __init__(self, namespace: _Optional[str] = ..., sequences: _Optional[_Iterable[_Union[SequenceRange, _Mapping]]] = ..., first_layer: _Optional[int] = ..., num_layers: _Optional[int] = ..., first_head: _Optional[int] = ..., num_heads: _Optional[int] = ..., layout: _Optional[_Union[Layout, str]] = ..., block_tokens: _Optional[int] = ..., k_scale: _Optional[float] = ..., v_scale: _Optional[float] = ..., per_tensor_scales_only: bool = ..., measure_scales: bool = ..., accept_k_rotation: bool = ..., follow: bool = ..., within_windows: bool = ..., **kwargs) -> None: ...
+    def __init__(self, namespace: _Optional[str] = ..., sequences: _Optional[_Iterable[_Union[SequenceRange, _Mapping]]] = ..., first_layer: _Optional[int] = ..., num_layers: _Optional[int] = ..., first_head: _Optional[int] = ..., num_heads: _Optional[int] = ..., layout: _Optional[_Union[Layout, str]] = ..., block_tokens: _Optional[int] = ..., k_scale: _Optional[float] = ..., v_scale: _Optional[float] = ..., per_tensor_scales_only: bool = ..., measure_scales: bool = ..., accept_k_rotation: bool = ..., follow: bool = ..., within_windows: bool = ..., target: _Optional[_Union[_transport_pb2.ReadTarget, _Mapping]] = ..., **kwargs) -> None: ...
 
 class ReadResponse(_message.Message):
     __slots__ = ["chunk", "manifest", "summary"]
@@ -737,18 +763,20 @@ class SequenceManifest(_message.Message):
     def __init__(self, sequence: _Optional[str] = ..., model_id: _Optional[str] = ..., first_token: _Optional[int] = ..., num_tokens: _Optional[int] = ..., committed_tokens: _Optional[int] = ..., sealed: bool = ..., first_head: _Optional[int] = ..., layers: _Optional[_Iterable[_Union[LayerManifest, _Mapping]]] = ..., page_tokens: _Optional[int] = ..., k_rope: _Optional[_Union[_model_pb2.RopeState, str]] = ...) -> None: ...
 
 class SequenceRange(_message.Message):
-    __slots__ = ["first_token", "lease_id", "model_id", "num_tokens", "sequence"]
+    __slots__ = ["block_ids", "first_token", "lease_id", "model_id", "num_tokens", "sequence"]
+    BLOCK_IDS_FIELD_NUMBER: _ClassVar[int]
     FIRST_TOKEN_FIELD_NUMBER: _ClassVar[int]
     LEASE_ID_FIELD_NUMBER: _ClassVar[int]
     MODEL_ID_FIELD_NUMBER: _ClassVar[int]
     NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    block_ids: _containers.RepeatedScalarFieldContainer[int]
     first_token: int
     lease_id: int
     model_id: str
     num_tokens: int
     sequence: str
-    def __init__(self, sequence: _Optional[str] = ..., first_token: _Optional[int] = ..., num_tokens: _Optional[int] = ..., model_id: _Optional[str] = ..., lease_id: _Optional[int] = ...) -> None: ...
+    def __init__(self, sequence: _Optional[str] = ..., first_token: _Optional[int] = ..., num_tokens: _Optional[int] = ..., model_id: _Optional[str] = ..., lease_id: _Optional[int] = ..., block_ids: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class SetPressureRequest(_message.Message):
     __slots__ = ["namespace", "pressure"]
@@ -785,14 +813,16 @@ class SetQuotaResponse(_message.Message):
     def __init__(self, boot_id: _Optional[str] = ..., quota_bytes: _Optional[int] = ..., held_bytes: _Optional[int] = ...) -> None: ...
 
 class StoredPart(_message.Message):
-    __slots__ = ["data", "page", "tokens"]
+    __slots__ = ["data", "offset", "page", "tokens"]
     DATA_FIELD_NUMBER: _ClassVar[int]
+    OFFSET_FIELD_NUMBER: _ClassVar[int]
     PAGE_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     data: bytes
+    offset: int
     page: int
     tokens: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, page: _Optional[int] = ..., tokens: _Optional[_Iterable[int]] = ..., data: _Optional[bytes] = ...) -> None: ...
+    def __init__(self, page: _Optional[int] = ..., tokens: _Optional[_Iterable[int]] = ..., data: _Optional[bytes] = ..., offset: _Optional[int] = ...) -> None: ...
 
 class TruncateRequest(_message.Message):
     __slots__ = ["namespace", "sequence", "tokens", "writer_epoch"]

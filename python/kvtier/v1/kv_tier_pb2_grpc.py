@@ -5,6 +5,7 @@ import grpc
 from kvtier.v1 import kv_events_pb2 as kvtier_dot_v1_dot_kv__events__pb2
 from kvtier.v1 import kv_tier_pb2 as kvtier_dot_v1_dot_kv__tier__pb2
 from kvtier.v1 import model_pb2 as kvtier_dot_v1_dot_model__pb2
+from kvtier.v1 import transport_pb2 as kvtier_dot_v1_dot_transport__pb2
 
 
 class KvTierServiceStub(object):
@@ -130,6 +131,21 @@ class KvTierServiceStub(object):
                 '/kvtier.v1.KvTierService/Subscribe',
                 request_serializer=kvtier_dot_v1_dot_kv__events__pb2.SubscribeRequest.SerializeToString,
                 response_deserializer=kvtier_dot_v1_dot_kv__events__pb2.SubscribeResponse.FromString,
+                )
+        self.OpenTransport = channel.unary_unary(
+                '/kvtier.v1.KvTierService/OpenTransport',
+                request_serializer=kvtier_dot_v1_dot_transport__pb2.OpenTransportRequest.SerializeToString,
+                response_deserializer=kvtier_dot_v1_dot_transport__pb2.OpenTransportResponse.FromString,
+                )
+        self.GrantCredit = channel.unary_unary(
+                '/kvtier.v1.KvTierService/GrantCredit',
+                request_serializer=kvtier_dot_v1_dot_transport__pb2.GrantCreditRequest.SerializeToString,
+                response_deserializer=kvtier_dot_v1_dot_transport__pb2.GrantCreditResponse.FromString,
+                )
+        self.CloseTransport = channel.unary_unary(
+                '/kvtier.v1.KvTierService/CloseTransport',
+                request_serializer=kvtier_dot_v1_dot_transport__pb2.CloseTransportRequest.SerializeToString,
+                response_deserializer=kvtier_dot_v1_dot_transport__pb2.CloseTransportResponse.FromString,
                 )
         self.Drain = channel.unary_unary(
                 '/kvtier.v1.KvTierService/Drain',
@@ -308,6 +324,28 @@ class KvTierServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def OpenTransport(self, request, context):
+        """Opens a way for K and V beside gRPC's messages. FAILED_PRECONDITION (TRANSPORT_UNAVAILABLE) says why there is none of the kind:
+        what is inside messages always works.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GrantCredit(self, request, context):
+        """Gives back room of a read into a ring (ReadTarget.ring). Of a read that has ended it does nothing.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def CloseTransport(self, request, context):
+        """Ends a transport. What still runs over it may end. One that has ended already is no error.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Drain(self, request, context):
         """Stops taking new append streams, forks and registrations; what runs may end, and reads go on. Readiness turns NOT_SERVING at once.
         """
@@ -432,6 +470,21 @@ def add_KvTierServiceServicer_to_server(servicer, server):
                     servicer.Subscribe,
                     request_deserializer=kvtier_dot_v1_dot_kv__events__pb2.SubscribeRequest.FromString,
                     response_serializer=kvtier_dot_v1_dot_kv__events__pb2.SubscribeResponse.SerializeToString,
+            ),
+            'OpenTransport': grpc.unary_unary_rpc_method_handler(
+                    servicer.OpenTransport,
+                    request_deserializer=kvtier_dot_v1_dot_transport__pb2.OpenTransportRequest.FromString,
+                    response_serializer=kvtier_dot_v1_dot_transport__pb2.OpenTransportResponse.SerializeToString,
+            ),
+            'GrantCredit': grpc.unary_unary_rpc_method_handler(
+                    servicer.GrantCredit,
+                    request_deserializer=kvtier_dot_v1_dot_transport__pb2.GrantCreditRequest.FromString,
+                    response_serializer=kvtier_dot_v1_dot_transport__pb2.GrantCreditResponse.SerializeToString,
+            ),
+            'CloseTransport': grpc.unary_unary_rpc_method_handler(
+                    servicer.CloseTransport,
+                    request_deserializer=kvtier_dot_v1_dot_transport__pb2.CloseTransportRequest.FromString,
+                    response_serializer=kvtier_dot_v1_dot_transport__pb2.CloseTransportResponse.SerializeToString,
             ),
             'Drain': grpc.unary_unary_rpc_method_handler(
                     servicer.Drain,
@@ -836,6 +889,57 @@ class KvTierService(object):
         return grpc.experimental.unary_stream(request, target, '/kvtier.v1.KvTierService/Subscribe',
             kvtier_dot_v1_dot_kv__events__pb2.SubscribeRequest.SerializeToString,
             kvtier_dot_v1_dot_kv__events__pb2.SubscribeResponse.FromString,
+            options, channel_credentials,
+            insecure, call_credentials, compression, wait_for_ready, timeout, metadata)
+
+    @staticmethod
+    def OpenTransport(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(request, target, '/kvtier.v1.KvTierService/OpenTransport',
+            kvtier_dot_v1_dot_transport__pb2.OpenTransportRequest.SerializeToString,
+            kvtier_dot_v1_dot_transport__pb2.OpenTransportResponse.FromString,
+            options, channel_credentials,
+            insecure, call_credentials, compression, wait_for_ready, timeout, metadata)
+
+    @staticmethod
+    def GrantCredit(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(request, target, '/kvtier.v1.KvTierService/GrantCredit',
+            kvtier_dot_v1_dot_transport__pb2.GrantCreditRequest.SerializeToString,
+            kvtier_dot_v1_dot_transport__pb2.GrantCreditResponse.FromString,
+            options, channel_credentials,
+            insecure, call_credentials, compression, wait_for_ready, timeout, metadata)
+
+    @staticmethod
+    def CloseTransport(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(request, target, '/kvtier.v1.KvTierService/CloseTransport',
+            kvtier_dot_v1_dot_transport__pb2.CloseTransportRequest.SerializeToString,
+            kvtier_dot_v1_dot_transport__pb2.CloseTransportResponse.FromString,
             options, channel_credentials,
             insecure, call_credentials, compression, wait_for_ready, timeout, metadata)
 

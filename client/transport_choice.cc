@@ -1,0 +1,97 @@
+#include "client/transport_choice.h"
+
+#include <fmt/format.h>
+#include <grpcpp/client_context.h>
+
+#include <utility>
+
+#include "absl/time/clock.h"
+#include "cachestore/base/status_macros.h"
+#include "client/grpc_status.h"
+#include "transport/shm_handover.h"
+
+namespace kvtier::client {
+namespace {
+
+// To open shared memory, all of it touched, takes as long as this takes inside messages, or longer.
+constexpr std::uint64_t kWorthOpening = 32 << 20;
+
+void Close(v1::KvTierService::Stub& stub, const std::string& transport_id, absl::Time deadline) {
+  grpc::ClientContext context;
+  context.set_deadline(absl::ToChronoTime(deadline));
+  v1::CloseTransportRequest request;
+  request.set_transport_id(transport_id);
+  v1::CloseTransportResponse response;
+  stub.CloseTransport(&context, request, &response);
+}
+
+absl::StatusOr<std::shared_ptr<const SharedMemory>> HandOver(
+    const v1::OpenTransportResponse& opened, std::int64_t bytes, absl::Duration limit) {
+  KVT_ASSIGN_OR_RETURN(std::shared_ptr<transport::ShmRegion> region,
+                       transport::ShmRegion::Make(bytes));
+  KVT_ASSIGN_OR_RETURN(
+      transport::UniqueFd connection,
+      transport::HandShm(opened.shm_socket(), opened.transport_id(), *region, limit));
+  return std::make_shared<const SharedMemory>(std::move(region), std::move(connection),
+                                              opened.transport_id());
+}
+
+}  // namespace
+
+absl::StatusOr<std::shared_ptr<const SharedMemory>> OpenShm(v1::KvTierService::Stub& stub,
+                                                            std::int64_t bytes,
+                                                            absl::Duration limit) {
+  if (bytes <= 0) {
+    return absl::InvalidArgumentError(
+        fmt::format("{} bytes of shared memory are asked for; want at least 1", bytes));
+  }
+  const absl::Time deadline = absl::Now() + limit;
+  grpc::ClientContext context;
+  context.set_deadline(absl::ToChronoTime(deadline));
+  v1::OpenTransportRequest request;
+  request.mutable_shm();
+  v1::OpenTransportResponse opened;
+  KVT_RETURN_IF_ERROR(FromGrpc(stub.OpenTransport(&context, request, &opened)));
+  auto shared = HandOver(opened, bytes, limit);
+  if (!shared.ok()) Close(stub, opened.transport_id(), deadline);
+  return shared;
+}
+
+absl::StatusOr<std::shared_ptr<SharedPool>> TransportChoice::Pool(v1::KvTierService::Stub& stub,
+                                                                  std::uint64_t expected_bytes) {
+  absl::MutexLock lock(&mutex_);
+  if (chosen_ || options_.transport == Transport::kInline) return pool_;
+  if (options_.transport == Transport::kAuto && inline_bytes_ + expected_bytes < kWorthOpening)
+    return nullptr;
+  auto memory = OpenShm(stub, options_.shm_bytes, options_.limit);
+  if (!memory.ok() && options_.transport == Transport::kShm) return memory.status();
+  chosen_ = true;
+  if (memory.ok()) pool_ = std::make_shared<SharedPool>(*std::move(memory));
+  if (options_.tell) {
+    options_.tell(pool_ != nullptr ? std::string("K and V travel through shared memory")
+                                   : fmt::format("K and V travel inside gRPC messages: {}",
+                                                 std::string(memory.status().message())));
+  }
+  return pool_;
+}
+
+void TransportChoice::Count(std::uint64_t bytes) {
+  absl::MutexLock lock(&mutex_);
+  inline_bytes_ += bytes;
+}
+
+void TransportChoice::Forget(const std::shared_ptr<SharedPool>& pool) {
+  absl::MutexLock lock(&mutex_);
+  if (pool_ != pool) return;
+  pool_ = nullptr;
+  chosen_ = false;
+}
+
+std::string TransportChoice::name() const {
+  absl::MutexLock lock(&mutex_);
+  if (options_.transport == Transport::kInline) return "inline";
+  if (pool_ != nullptr) return "shm";
+  return chosen_ ? "inline" : "";
+}
+
+}  // namespace kvtier::client
