@@ -137,7 +137,7 @@ void Append(client::Client& client, const std::string& model_id, const std::stri
   if (auto done = (*stream)->Finish(); !done.ok()) Die(done.status());
 }
 
-constexpr std::uint64_t kSlotBytes = 4 << 20, kSlots = 9;
+constexpr std::uint64_t kSlotBytes = 1 << 20, kSlots = 9;
 
 // As a worker does whose K and V become ready elsewhere: it puts them into shared memory, a slot
 // for each chunk under way.
@@ -216,66 +216,102 @@ std::string SequenceName(const Options& options) {
          std::to_string(options.tokens);
 }
 
-// "+stored" behind a format: read as codes, which the client decodes; "+shm": through shared
-// memory.
-Row Measure(const ServerProcess& server, const std::string& row, const Options& options,
-            const std::string& values, bool plain) {
-  const std::string kv_cache_dtype = row.substr(0, row.find('+'));
-  const bool shared = row.ends_with("+shm");
-  const auto transfer =
-      row.ends_with("+stored") ? client::Transfer::kStored : client::Transfer::kValues;
-  auto client = client::Client::Connect(
-      server.listen(),
-      {.transport = shared ? client::Transport::kShm : client::Transport::kInline});
-  if (!client.ok()) Die(client.status());
-  std::string model_id;
-  if (!plain) {
-    const auto registered = (*client)->RegisterModel(ModelAs(kv_cache_dtype));
-    if (!registered.ok()) Die(registered.status());
-    model_id = registered->model_id();
+// One row, in turns that others may come between. "+stored" behind a format: read as codes, which
+// the client decodes; "+shm": through shared memory.
+class Subject {
+ public:
+  Subject(const ServerProcess& server, const std::string& row, const Options& options,
+          const std::string& values)
+      : row_(row),
+        options_(options),
+        values_(values),
+        shared_(row.ends_with("+shm")),
+        transfer_(row.ends_with("+stored") ? client::Transfer::kStored : client::Transfer::kValues),
+        append_(server, options),
+        read_(server, options) {
+    auto client = client::Client::Connect(
+        server.listen(),
+        {.transport = shared_ ? client::Transport::kShm : client::Transport::kInline});
+    if (!client.ok()) Die(client.status());
+    client_ = *std::move(client);
+    if (row != kPlain) {
+      const auto registered = client_->RegisterModel(ModelAs(format()));
+      if (!registered.ok()) Die(registered.status());
+      model_id_ = registered->model_id();
+    }
+    if (!shared_) return;
+    kept_.resize(static_cast<std::size_t>(options.gigabytes() * 1e9));
+    for (std::size_t at = 0; at + values.size() <= kept_.size(); at += values.size())
+      std::memcpy(kept_.data() + at, values.data(), values.size());
+    auto memory = client_->Share(kSlots * kSlotBytes);
+    if (!memory.ok()) Die(memory.status());
+    memory_ = *std::move(memory);
   }
-  const std::string name = SequenceName(options);
-  std::vector<std::byte> kept(shared ? static_cast<std::size_t>(options.gigabytes() * 1e9) : 0);
-  for (std::size_t at = 0; at + values.size() <= kept.size(); at += values.size())
-    std::memcpy(kept.data() + at, values.data(), values.size());
-  std::shared_ptr<const client::SharedMemory> memory;
-  if (shared) {
-    auto opened = (*client)->Share(kSlots * kSlotBytes);
-    if (!opened.ok()) Die(opened.status());
-    memory = *std::move(opened);
-  }
-  Meter append(server, options), read(server, options);
-  for (int run = 0; run <= options.runs; ++run) {
+
+  static constexpr char kPlain[] = "plain stream";
+  bool shared() const { return shared_; }
+  std::string format() const { return row_.substr(0, row_.find('+')); }
+
+  // The first only warms both ends up.
+  void Turn(bool counts) {
+    const std::string name = SequenceName(options_);
     const auto write = [&] {
-      shared ? AppendShared(**client, model_id, name, options, kept, *memory)
-             : Append(**client, model_id, name, options, values);
+      shared_ ? AppendShared(*client_, model_id_, name, options_, kept_, *memory_)
+              : Append(*client_, model_id_, name, options_, values_);
     };
     const auto fetch = [&] {
-      shared ? ReadShared(**client, name, kept) : Read(**client, name, transfer);
+      shared_ ? ReadShared(*client_, name, kept_) : Read(*client_, name, transfer_);
     };
-    if (run == 0) {  // warms both ends up
-      write();
-      fetch();
-    } else {
-      append.Run(write);
-      read.Run(fetch);
-    }
-    if (plain) continue;
+    counts ? append_.Run(write) : write();
+    counts ? read_.Run(fetch) : fetch();
+    if (row_ == kPlain) return;
     v1::RemoveRequest remove;
     remove.set_sequence(name);
-    if (auto removed = (*client)->Remove(remove); !removed.ok()) Die(removed.status());
+    if (auto removed = client_->Remove(remove); !removed.ok()) Die(removed.status());
   }
-  Row measured{.name = row, .append = append.cost(), .read = read.cost()};
-  if (shared) SetSharedLimits(kv_cache_dtype, measured);
-  return measured;
+
+  Row result() { return {.name = row_, .append = append_.cost(), .read = read_.cost()}; }
+
+ private:
+  const std::string row_;
+  const Options& options_;
+  const std::string& values_;
+  const bool shared_;
+  const client::Transfer transfer_;
+  Meter append_, read_;
+  std::unique_ptr<client::Client> client_;
+  std::string model_id_;
+  std::shared_ptr<const client::SharedMemory> memory_;
+  std::vector<std::byte> kept_;  // of a worker that shares: what it appends, and has read
+};
+
+// A row and its limit take turns: the machine's speed may change meanwhile.
+Row Measure(const ServerProcess& server, const ServerProcess& plain_server, const std::string& row,
+            const Options& options, const std::string& values) {
+  Subject subject(server, row, options, values);
+  Subject plain(plain_server, Subject::kPlain, options, values);
+  for (int run = 0; run <= options.runs; ++run) {
+    if (!subject.shared()) plain.Turn(run > 0);
+    subject.Turn(run > 0);
+  }
+  Row result = subject.result();
+  if (subject.shared()) {
+    SetSharedLimits(subject.format(), result);
+  } else {
+    const Row limit = plain.result();
+    result.append_limit = limit.append.gb_per_s;
+    result.read_limit = limit.read.gb_per_s;
+  }
+  return result;
 }
 
 void PrintTable(const std::vector<Row>& rows, const Options& options) {
   std::printf("%s, commit %s\n", CpuModel().c_str(), kRevision);
   std::printf(
-      "%d tokens of %d layers x %d heads x %d, bf16, one stream, median of %d; over a plain stream "
-      "of "
-      "1 MiB messages, of +shm over memcpy and the codec on one thread\n\n",
+      "%d tokens of %d layers x %d heads x %d, bf16, one stream, median of %d; the limit is a "
+      "plain "
+      "gRPC stream of 1 MiB messages, which takes turns; of +shm, memcpy and the codec on one "
+      "thread\n\n",
       options.tokens, kLayers, kHeads, kDim, options.runs);
   std::printf("%-22s %12s %8s %10s %12s %8s %10s\n", "", "append GB/s", "/ limit", "CPU s/GB",
               "read GB/s", "/ limit", "CPU s/GB");
@@ -308,11 +344,7 @@ int Run(const Options& options, const std::string& self) {
   const auto progress = [](const std::string& name) {
     std::cerr << "measuring " << name << "...\n";
   };
-  {
-    progress("a plain stream");
-    const ServerProcess plain({self, "--plain-server="});
-    rows.push_back(Measure(plain, "plain stream", options, values, true));
-  }
+  const ServerProcess plain({self, "--plain-server="});
   const std::string kvtierd = std::filesystem::path(self).replace_filename("kvtierd");
   const ServerProcess server({kvtierd, "--listen=127.0.0.1:0", "--health-listen=127.0.0.1:0",
                               "--metrics-listen=", "--memory=512MiB", "--log-level=error",
@@ -320,12 +352,7 @@ int Run(const Options& options, const std::string& self) {
   std::istringstream formats(options.formats);
   for (std::string format; std::getline(formats, format, ',');) {
     progress(format);
-    rows.push_back(Measure(server, format, options, values, false));
-  }
-  for (Row& row : rows) {
-    if (row.append_limit > 0) continue;
-    row.append_limit = rows[0].append.gb_per_s;
-    row.read_limit = rows[0].read.gb_per_s;
+    rows.push_back(Measure(server, plain, format, options, values));
   }
   if (options.json) {
     PrintJson(rows, options);

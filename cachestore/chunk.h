@@ -20,7 +20,8 @@ struct StoredPages {
 
 // New values of one K or V: the shard's heads, the chunk's tokens, in the source dtype, but for
 // those that come as codes, which the rows leave out. Strides count elements. Host memory that must
-// stay readable and unchanged while the append runs.
+// stay readable while the append runs; of values that change meanwhile anything may be stored, and
+// nothing else is hurt.
 struct SourceTensor {
   const std::byte* data = nullptr;
   kernels::ElementType type = kernels::ElementType::kBf16;

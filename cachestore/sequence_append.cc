@@ -14,12 +14,38 @@
 namespace kvtier::cachestore {
 namespace {
 
+// Whether they are heads side by side that have the same tokens.
+bool AdvanceAlike(const std::vector<HeadAdvance>& heads) {
+  for (std::size_t i = 0; i < heads.size(); ++i) {
+    const HeadAdvance& head = heads[i];
+    if (head.shard_head != heads[0].shard_head + static_cast<int>(i) ||
+        head.from != heads[0].from || head.to != heads[0].to)
+      return false;
+  }
+  return !heads.empty();
+}
+
 // Checks what is new of one K or V of a layer: values as values, codes as codes. `seen`: by head.
 absl::Status CheckTensor(const LayerTensor& tensor, const Chunk& chunk, const Chunk::Layer& from,
                          const std::vector<HeadAdvance>& heads, std::vector<Seen>& seen) {
   const SourceTensor& source = tensor.side() == Side::kK ? from.k : from.v;
   seen.resize(heads.size());
   if (tensor.model().dim() == 0) return absl::OkStatus();
+  if (source.stored.parts.empty() && AdvanceAlike(heads)) {
+    const HeadAdvance& first = heads.front();
+    const std::vector<float> largest = CheckHeads(tensor.model(), source,
+                                                  {.layer = from.layer,
+                                                   .side = tensor.side(),
+                                                   .head = first.head,
+                                                   .shard_head = first.shard_head,
+                                                   .first_token = chunk.first_token,
+                                                   .begin = first.from,
+                                                   .end = first.to},
+                                                  heads.size(), chunk.saturate_non_finite);
+    for (std::size_t i = 0; i < largest.size(); ++i)
+      seen[i] = {.largest = largest[i], .tokens = first.to - first.from};
+    if (!largest.empty()) return absl::OkStatus();
+  }
   for (const HeadAdvance& head : heads) {
     ValueRange range{.layer = from.layer,
                      .side = tensor.side(),

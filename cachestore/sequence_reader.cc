@@ -404,6 +404,7 @@ void SequenceReader::QueueTensor(const TensorPins& tensor, const Output& out,
   }
 }
 
+// Cuts one head's rows where pages end, where codes end, and where the residual wraps.
 void SequenceReader::QueueRows(const TensorPins& tensor, int head, kernels::DecodeRun run,
                                std::int64_t first_token, std::vector<DecodeJob>& jobs) {
   const PartLayout& layout = tensor.model->layout;

@@ -55,6 +55,13 @@ absl::Status CheckBlocks(const TensorModel& tensor, const SourceTensor& source,
   return absl::OkStatus();
 }
 
+// What is larger, and a NaN, is refused, or passed over.
+float LimitOf(const TensorModel& tensor, bool saturate_non_finite) {
+  return TakesNonFinite(tensor, saturate_non_finite)
+             ? std::numeric_limits<float>::max()
+             : kernels::MagnitudeLimit(tensor.layout.codec, tensor.dim());
+}
+
 }  // namespace
 
 bool TakesNonFinite(const TensorModel& tensor, bool saturate_non_finite) {
@@ -62,6 +69,21 @@ bool TakesNonFinite(const TensorModel& tensor, bool saturate_non_finite) {
   if (kernels::IsFp8(tensor.source)) return true;  // kept, and counted
   return saturate_non_finite && codec.id == kernels::CodecId::kFp8 &&
          codec.rotation == kernels::Rotation::kNone;
+}
+
+std::vector<float> CheckHeads(const TensorModel& tensor, const SourceTensor& source,
+                              const ValueRange& range, std::size_t heads,
+                              bool saturate_non_finite) {
+  if (kernels::IsFp8(tensor.source) || kernels::IsBlocks(tensor.source) || range.begin >= range.end)
+    return {};
+  std::vector<float> largest(heads);
+  kernels::LargestMagnitudes(source.RowsOf(range.shard_head, range.begin - range.first_token),
+                             tensor.dim(), range.end - range.begin, static_cast<int>(heads),
+                             source.head_stride, largest.data());
+  const float limit = LimitOf(tensor, saturate_non_finite);
+  const bool fit = std::all_of(largest.begin(), largest.end(),
+                               [limit](float magnitude) { return magnitude <= limit; });
+  return fit ? largest : std::vector<float>();
 }
 
 absl::StatusOr<float> CheckValues(const TensorModel& tensor, const SourceTensor& source,
@@ -74,9 +96,7 @@ absl::StatusOr<float> CheckValues(const TensorModel& tensor, const SourceTensor&
     return 0.0f;
   }
   const bool take_all = TakesNonFinite(tensor, saturate_non_finite);
-  // What is larger, and a NaN, is refused, or passed over.
-  const float limit = take_all ? std::numeric_limits<float>::max()
-                               : kernels::MagnitudeLimit(tensor.layout.codec, tensor.dim());
+  const float limit = LimitOf(tensor, saturate_non_finite);
   const kernels::ConstRows rows = source.RowsOf(range.shard_head, range.begin - range.first_token);
   const auto fits = [limit](float magnitude) { return magnitude <= limit; };  // false for NaN
   float largest = kernels::LargestMagnitude(rows, tensor.dim(), range.end - range.begin);

@@ -1,6 +1,8 @@
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
+#include <vector>
 
 #include "absl/status/statusor.h"
 #include "cachestore/chunk.h"
@@ -31,5 +33,11 @@ bool TakesNonFinite(const TensorModel& tensor, bool saturate_non_finite);
 // there; 0 of sources that are quantized already.
 absl::StatusOr<float> CheckValues(const TensorModel& tensor, const SourceTensor& source,
                                   const ValueRange& range, bool saturate_non_finite);
+
+// The same of `heads` shard heads from range.shard_head on, in one pass over memory: their largest
+// magnitudes. Nothing where not all can be stored, or must be looked at otherwise: CheckValues then
+// says of which head.
+std::vector<float> CheckHeads(const TensorModel& tensor, const SourceTensor& source,
+                              const ValueRange& range, std::size_t heads, bool saturate_non_finite);
 
 }  // namespace kvtier::cachestore

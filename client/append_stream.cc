@@ -9,17 +9,28 @@
 
 #include "cachestore/base/status_macros.h"
 #include "client/append_reactor.h"
+#include "client/error_reason.h"
 #include "client/grpc_status.h"
 
 namespace kvtier::client {
-AppendStream::Reactor::Reactor(Limits limits) : limits_(limits) {
-  context_.set_deadline(absl::ToChronoTime(limits.deadline));
+AppendStream::Reactor::Reactor(Limits limits) : limits_(std::move(limits)) {
+  context_.set_deadline(absl::ToChronoTime(limits_.deadline));
 }
 
 AppendStream::Reactor::~Reactor() {
-  if (closed_) return;
-  context_.TryCancel();
-  Close().IgnoreError();
+  if (!closed_) {
+    context_.TryCancel();
+    Close().IgnoreError();
+  }
+  absl::MutexLock lock(&mutex_);
+  // The server ends a stream only once it works on none of its chunks; what this end breaks off, it
+  // may be encoding still.
+  const absl::Status end = FromGrpc(*status_);
+  if (end.ok() || !ErrorReason(end).empty()) return;
+  for (std::optional<SharedPool::Piece>& piece : shared_) {
+    if (piece.has_value()) SharedPool::Piece::Abandon(*std::move(piece));
+  }
+  shared_.clear();
 }
 
 absl::Status AppendStream::Reactor::Open(v1::KvTierService::Stub& stub,
@@ -90,16 +101,17 @@ absl::Status AppendStream::Reactor::Send(v1::AppendChunk chunk) {
 void AppendStream::Reactor::Share(v1::AppendChunk& chunk) {
   std::optional<SharedPool::Piece>& piece = shared_.emplace_back();
   const std::size_t bytes = chunk.k().size() + chunk.v().size();
+  const std::size_t v_begin = (chunk.k().size() + 63) / 64 * 64;
   if (limits_.pool != nullptr && bytes >= limits_.least_shared)
-    piece = limits_.pool->Take(static_cast<std::int64_t>(bytes));
+    piece = limits_.pool->Take(static_cast<std::int64_t>(v_begin + chunk.v().size()));
   if (!piece.has_value()) {
     if (limits_.count) limits_.count(bytes);
     return;
   }
   std::memcpy(piece->data(), chunk.k().data(), chunk.k().size());
-  std::memcpy(piece->data() + chunk.k().size(), chunk.v().data(), chunk.v().size());
+  std::memcpy(piece->data() + v_begin, chunk.v().data(), chunk.v().size());
   chunk.set_k_offset(piece->offset());
-  chunk.set_v_offset(piece->offset() + chunk.k().size());
+  chunk.set_v_offset(piece->offset() + v_begin);
   chunk.clear_k();
   chunk.clear_v();
 }

@@ -56,6 +56,27 @@ absl::Status Scatter(std::span<const std::byte> chunk, const ReadGeometry& geome
   });
 }
 
+// K and V of a chunk that only says where they are: in a ring, or in the caller's own memory, where
+// nobody looks at them here.
+struct FoundValues {
+  ReadCheck::Sizes sizes;
+  std::span<const std::byte> k;
+  std::span<const std::byte> v;
+};
+absl::StatusOr<FoundValues> FindValues(ReadCheck& check, const v1::ReadChunk& chunk,
+                                       const RingReader* ring, bool stored) {
+  FoundValues found;
+  if (stored) {
+    check.PartsAreElsewhere();
+    return found;
+  }
+  KVT_ASSIGN_OR_RETURN(found.sizes, check.Expected(chunk));
+  if (ring == nullptr) return found;
+  KVT_ASSIGN_OR_RETURN(found.k, ring->At(chunk.k_offset(), found.sizes.k));
+  KVT_ASSIGN_OR_RETURN(found.v, ring->At(chunk.v_offset(), found.sizes.v));
+  return found;
+}
+
 absl::Status CheckTargets(const v1::SequenceManifest& sequence,
                           const std::vector<LayerTarget>& targets) {
   if (static_cast<int>(targets.size()) != sequence.layers_size()) {
@@ -215,6 +236,10 @@ absl::StatusOr<v1::ScalesResponse> Client::Scales(const v1::ScalesRequest& reque
   return impl_->Call(&v1::KvTierService::Stub::Scales, request);
 }
 
+absl::StatusOr<v1::GrantCreditResponse> Client::GrantCredit(const v1::GrantCreditRequest& request) {
+  return impl_->Call(&v1::KvTierService::Stub::GrantCredit, request);
+}
+
 absl::StatusOr<v1::DrainResponse> Client::Drain() {
   return impl_->Call(&v1::KvTierService::Stub::Drain, v1::DrainRequest());
 }
@@ -270,12 +295,14 @@ absl::StatusOr<ReadResult> Client::Read(const v1::ReadRequest& request,
     if (!handlers.on_chunk) return absl::OkStatus();
     const auto put_inside = [](std::span<const std::byte> from, std::string& to) {
       const auto* const bytes = reinterpret_cast<const char*>(from.data());
-      if (bytes != to.data()) to.assign(bytes, from.size());
+      if (!from.empty() && bytes != to.data()) to.assign(bytes, from.size());
     };
     put_inside(view.k, *view.chunk.mutable_k());
     put_inside(view.v, *view.chunk.mutable_v());
-    view.chunk.clear_k_offset();
-    view.chunk.clear_v_offset();
+    if (!request.has_target()) {
+      view.chunk.clear_k_offset();
+      view.chunk.clear_v_offset();
+    }
     return handlers.on_chunk(std::move(view.chunk));
   };
   return ReadViews(request, views, transfer);
@@ -302,6 +329,8 @@ absl::StatusOr<ReadResult> Client::ReadOnce(const v1::ReadRequest& request,
                                             const ViewHandlers& handlers, Transfer transfer,
                                             const std::shared_ptr<SharedPool>& pool) {
   std::optional<StoredDecoder> decoder;
+  if (transfer == Transfer::kStored && request.has_target())
+    return absl::InvalidArgumentError("target is set; with Transfer::kStored values are made here");
   if (transfer == Transfer::kStored) {
     KVT_ASSIGN_OR_RETURN(decoder, StoredDecoder::Make(request));
   }
@@ -324,8 +353,10 @@ absl::StatusOr<ReadResult> Client::ReadOnce(const v1::ReadRequest& request,
   bool begun = false;
   bool ended = false;
   for (;;) {
-    KVT_ASSIGN_OR_RETURN(const bool more, reactor.Next(message));
-    if (!more) break;
+    const absl::StatusOr<bool> more = reactor.Next(message);
+    if (ring && (more.ok() ? !*more : !ErrorReason(more.status()).empty())) ring->ServerEnded();
+    KVT_RETURN_IF_ERROR(more.status());
+    if (!*more) break;
     if (ended || begun == message.has_manifest()) {
       return absl::DataLossError("the read's messages are not manifest, chunks, summary");
     }
@@ -341,27 +372,22 @@ absl::StatusOr<ReadResult> Client::ReadOnce(const v1::ReadRequest& request,
       }
     } else if (message.has_chunk()) {
       v1::ReadChunk& chunk = *message.mutable_chunk();
-      ReadCheck::Sizes sizes{chunk.k().size(), chunk.v().size()};
-      ChunkView view{.chunk = chunk, .k = {}, .v = {}};
-      if (ring) {
-        KVT_ASSIGN_OR_RETURN(sizes, check.Expected(chunk));
-        KVT_ASSIGN_OR_RETURN(view.k, ring->At(chunk.k_offset(), sizes.k));
-        KVT_ASSIGN_OR_RETURN(view.v, ring->At(chunk.v_offset(), sizes.v));
-      } else if (asked.has_target() && kind == ReadKind::kStored) {
-        check.PartsAreElsewhere();
-      } else if (asked.has_target()) {  // of the caller's own
-        KVT_ASSIGN_OR_RETURN(sizes, check.Expected(chunk));
+      FoundValues found{.sizes = {chunk.k().size(), chunk.v().size()}, .k = {}, .v = {}};
+      if (asked.has_target()) {
+        KVT_ASSIGN_OR_RETURN(
+            found, FindValues(check, chunk, ring ? &*ring : nullptr, kind == ReadKind::kStored));
       }
-      KVT_RETURN_IF_ERROR(check.Take(chunk, sizes));
+      KVT_RETURN_IF_ERROR(check.Take(chunk, found.sizes));
       if (decoder) {
         KVT_ASSIGN_OR_RETURN(chunk, decoder->Decode(chunk));
       }
-      if (!ring) {
-        view.k = std::as_bytes(std::span(chunk.k()));
-        view.v = std::as_bytes(std::span(chunk.v()));
+      if (!asked.has_target()) {
+        found.k = std::as_bytes(std::span(chunk.k()));
+        found.v = std::as_bytes(std::span(chunk.v()));
       }
+      const ChunkView view{.chunk = chunk, .k = found.k, .v = found.v};
       KVT_RETURN_IF_ERROR(handlers.on_chunk(view));
-      if (ring) ring->Done(sizes.k + sizes.v);
+      if (ring) ring->Done();
     } else if (message.has_summary()) {
       ended = true;
       result.summary = message.summary();

@@ -22,7 +22,7 @@ struct ClientOptions {
   // How values travel that are inside messages otherwise, and how much memory that may take here.
   Transport transport = Transport::kAuto;
   std::int64_t shm_bytes = 16 << 20;
-  // Is told, once, how values travel, and why.
+  // Is told how values travel, and why, when that is chosen.
   std::function<void(const std::string&)> tell;
   // Of a call with one request and one reply.
   absl::Duration call_limit = absl::Seconds(30);
@@ -103,8 +103,11 @@ class Client {
 
   // Memory that this process and the server then both have: where K and V lie, or are to lie, that
   // needn't be copied here (AppendChunk.k_offset, ReadRequest.target, with its transport_id).
-  // FAILED_PRECONDITION or UNAVAILABLE say why there is none; it must not outlive the client.
+  // FAILED_PRECONDITION or UNAVAILABLE say why there is none. What a stream or read was given that
+  // this end broke off may be used by the server a little longer.
   absl::StatusOr<std::shared_ptr<const SharedMemory>> Share(std::int64_t bytes);
+  // Gives back room of a read into a ring of the caller's own (ReadTarget.ring).
+  absl::StatusOr<v1::GrantCreditResponse> GrantCredit(const v1::GrantCreditRequest& request);
   // How values travel: "shm" or "inline"; empty before that was chosen.
   std::string transport() const;
 

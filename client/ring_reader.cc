@@ -15,6 +15,7 @@
 namespace kvtier::client {
 namespace {
 
+constexpr int kMostFailures = 5;
 constexpr absl::Duration kCreditLimit = absl::Seconds(30);
 
 std::uint64_t NextReadId() {
@@ -24,8 +25,8 @@ std::uint64_t NextReadId() {
 
 }  // namespace
 
-// Tells the server, one call at a time, how far the reader has come. A call that fails is the
-// read's end, which says why.
+// Tells the server, one call at a time, how far the reader has come by then. A call that fails is
+// tried again some times: without it the read would stand still.
 class RingReader::Credits : public std::enable_shared_from_this<Credits> {
  public:
   Credits(v1::KvTierService::Stub& stub, std::string transport_id, std::uint64_t read_id)
@@ -42,7 +43,7 @@ class RingReader::Credits : public std::enable_shared_from_this<Credits> {
 
   void Wait() {
     absl::MutexLock lock(&mutex_);
-    wanted_ = request_.chunks();  // nothing more
+    wanted_ = 0;  // nothing more
     const auto idle = [this] {
       mutex_.AssertReaderHeld();
       return !calling_;
@@ -58,13 +59,15 @@ class RingReader::Credits : public std::enable_shared_from_this<Credits> {
     context_->set_deadline(absl::ToChronoTime(absl::Now() + kCreditLimit));
     stub_.async()->GrantCredit(
         &*context_, &request_, &response_,
-        [self = shared_from_this()](const grpc::Status&) { self->OnDone(); });
+        [self = shared_from_this()](const grpc::Status& status) { self->OnDone(status.ok()); });
   }
 
-  void OnDone() {
+  void OnDone(bool ok) {
     absl::MutexLock lock(&mutex_);
     calling_ = false;
-    if (wanted_ > request_.chunks()) Call();
+    failures_ = ok ? 0 : failures_ + 1;
+    const bool again = !ok && failures_ <= kMostFailures && wanted_ > 0;
+    if (again || wanted_ > request_.chunks()) Call();
   }
 
   v1::KvTierService::Stub& stub_;
@@ -73,6 +76,7 @@ class RingReader::Credits : public std::enable_shared_from_this<Credits> {
   v1::GrantCreditResponse response_ ABSL_GUARDED_BY(mutex_);
   std::optional<grpc::ClientContext> context_ ABSL_GUARDED_BY(mutex_);
   std::uint64_t wanted_ ABSL_GUARDED_BY(mutex_) = 0;
+  int failures_ ABSL_GUARDED_BY(mutex_) = 0;  // of the last calls
   bool calling_ ABSL_GUARDED_BY(mutex_) = false;
 };
 
@@ -84,7 +88,8 @@ RingReader::RingReader(v1::KvTierService::Stub& stub, std::shared_ptr<SharedPool
       credits_(std::make_shared<Credits>(stub, pool_->memory().transport_id(), read_id_)) {}
 
 RingReader::~RingReader() {
-  if (credits_ != nullptr) credits_->Wait();
+  credits_->Wait();
+  if (!server_ended_) SharedPool::Piece::Abandon(std::move(piece_));
 }
 
 v1::ReadTarget RingReader::target() const {
@@ -109,12 +114,6 @@ absl::StatusOr<std::span<const std::byte>> RingReader::At(std::uint64_t offset,
                   bytes, offset, size, piece_.offset()));
 }
 
-void RingReader::Done(std::uint64_t bytes) {
-  ++chunks_;
-  untold_bytes_ += bytes;
-  if (untold_bytes_ < static_cast<std::uint64_t>(piece_.bytes()) / 4) return;
-  untold_bytes_ = 0;
-  credits_->Tell(chunks_);
-}
+void RingReader::Done() { credits_->Tell(++chunks_); }
 
 }  // namespace kvtier::client

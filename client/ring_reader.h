@@ -18,10 +18,12 @@ class RingReader {
   // `stub` must outlive what it has called, which Client's does.
   RingReader(v1::KvTierService::Stub& stub, std::shared_ptr<SharedPool> pool,
              SharedPool::Piece piece);
-  RingReader(RingReader&&) = default;
-  RingReader& operator=(RingReader&&) = default;
-  // Waits for what it has called: bounded by a deadline.
+  RingReader(const RingReader&) = delete;
+  RingReader& operator=(const RingReader&) = delete;
+  // Waits for what it has called: bounded by a deadline. Unless the server has ended the read, it
+  // may write to the ring still, which is abandoned then.
   ~RingReader();
+  void ServerEnded() { server_ended_ = true; }
 
   const std::shared_ptr<SharedPool>& pool() const { return pool_; }
   // What the request says of it.
@@ -29,8 +31,8 @@ class RingReader {
 
   // `bytes` of the ring from `offset` on. DATA_LOSS where they are not inside.
   absl::StatusOr<std::span<const std::byte>> At(std::uint64_t offset, std::uint64_t bytes) const;
-  // The next chunk, of so many bytes, is done with. Tells the server once a quarter of the ring is.
-  void Done(std::uint64_t bytes);
+  // The next chunk is done with.
+  void Done();
 
  private:
   class Credits;
@@ -40,7 +42,7 @@ class RingReader {
   std::uint64_t read_id_;
   std::shared_ptr<Credits> credits_;
   std::uint64_t chunks_ = 0;
-  std::uint64_t untold_bytes_ = 0;
+  bool server_ended_ = false;
 };
 
 }  // namespace kvtier::client

@@ -10,6 +10,7 @@ constexpr std::int64_t kAlignment = 64;
 }  // namespace
 
 std::optional<SharedPool::Piece> SharedPool::Take(std::int64_t bytes) {
+  if (bytes <= 0) return std::nullopt;
   bytes = (bytes + kAlignment - 1) / kAlignment * kAlignment;
   const std::lock_guard<std::mutex> lock(mutex_);
   std::int64_t begin = 0;

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -60,6 +61,12 @@ class SharedPool : public std::enable_shared_from_this<SharedPool> {
     ~Piece() {
       if (pool_ != nullptr) pool_->GiveBack(begin_);
     }
+    // The server may still use it, nobody knows for how long: it never comes back, and its pool
+    // lends no more.
+    static void Abandon(Piece piece) {
+      piece.pool_->spoiled_ = true;
+      piece.pool_.reset();
+    }
     std::byte* data() const { return pool_->memory().data() + begin_; }
     std::uint64_t offset() const { return static_cast<std::uint64_t>(begin_); }
     std::int64_t bytes() const { return bytes_; }
@@ -73,6 +80,7 @@ class SharedPool : public std::enable_shared_from_this<SharedPool> {
   explicit SharedPool(std::shared_ptr<const SharedMemory> memory) : memory_(std::move(memory)) {}
 
   const SharedMemory& memory() const { return *memory_; }
+  bool spoiled() const { return spoiled_; }
   // Nothing where there is no such piece now.
   std::optional<Piece> Take(std::int64_t bytes);
 
@@ -81,6 +89,7 @@ class SharedPool : public std::enable_shared_from_this<SharedPool> {
   void GiveBack(std::int64_t begin);
 
   const std::shared_ptr<const SharedMemory> memory_;
+  std::atomic<bool> spoiled_ = false;
   std::mutex mutex_;
   std::vector<std::pair<std::int64_t, std::int64_t>> taken_;  // begins and ends, ascending
 };

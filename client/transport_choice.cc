@@ -26,12 +26,13 @@ void Close(v1::KvTierService::Stub& stub, const std::string& transport_id, absl:
 }
 
 absl::StatusOr<std::shared_ptr<const SharedMemory>> HandOver(
-    const v1::OpenTransportResponse& opened, std::int64_t bytes, absl::Duration limit) {
+    const v1::OpenTransportResponse& opened, std::int64_t bytes, absl::Time deadline) {
+  // First: memory for a server on another host would be made for nothing.
+  KVT_ASSIGN_OR_RETURN(transport::UniqueFd connection,
+                       transport::ConnectShm(opened.shm_socket(), deadline - absl::Now()));
   KVT_ASSIGN_OR_RETURN(std::shared_ptr<transport::ShmRegion> region,
                        transport::ShmRegion::Make(bytes));
-  KVT_ASSIGN_OR_RETURN(
-      transport::UniqueFd connection,
-      transport::HandShm(opened.shm_socket(), opened.transport_id(), *region, limit));
+  KVT_RETURN_IF_ERROR(transport::HandShm(connection, opened.transport_id(), region->fd()));
   return std::make_shared<const SharedMemory>(std::move(region), std::move(connection),
                                               opened.transport_id());
 }
@@ -52,32 +53,48 @@ absl::StatusOr<std::shared_ptr<const SharedMemory>> OpenShm(v1::KvTierService::S
   request.mutable_shm();
   v1::OpenTransportResponse opened;
   KVT_RETURN_IF_ERROR(FromGrpc(stub.OpenTransport(&context, request, &opened)));
-  auto shared = HandOver(opened, bytes, limit);
+  auto shared = HandOver(opened, bytes, deadline);
   if (!shared.ok()) Close(stub, opened.transport_id(), deadline);
   return shared;
 }
 
 absl::StatusOr<std::shared_ptr<SharedPool>> TransportChoice::Pool(v1::KvTierService::Stub& stub,
                                                                   std::uint64_t expected_bytes) {
-  absl::MutexLock lock(&mutex_);
-  if (chosen_ || options_.transport == Transport::kInline) return pool_;
-  if (options_.transport == Transport::kAuto && inline_bytes_ + expected_bytes < kWorthOpening)
-    return nullptr;
-  auto memory = OpenShm(stub, options_.shm_bytes, options_.limit);
-  if (!memory.ok() && options_.transport == Transport::kShm) return memory.status();
-  chosen_ = true;
-  if (memory.ok()) pool_ = std::make_shared<SharedPool>(*std::move(memory));
-  if (options_.tell) {
-    options_.tell(pool_ != nullptr ? std::string("K and V travel through shared memory")
-                                   : fmt::format("K and V travel inside gRPC messages: {}",
-                                                 std::string(memory.status().message())));
+  const bool may_lack = options_.transport == Transport::kAuto;
+  {
+    absl::MutexLock lock(&mutex_);
+    const auto settled = [this] {
+      mutex_.AssertReaderHeld();
+      return !opening_;
+    };
+    mutex_.Await(absl::Condition(&settled));  // bounded: opening has a limit
+    if (pool_ != nullptr && pool_->spoiled()) {
+      pool_ = nullptr;
+      chosen_ = false;
+    }
+    if (chosen_ || options_.transport == Transport::kInline) return pool_;
+    if (may_lack && inline_bytes_ + expected_bytes < kWorthOpening) return nullptr;
+    opening_ = true;
   }
-  return pool_;
-}
-
-void TransportChoice::Count(std::uint64_t bytes) {
-  absl::MutexLock lock(&mutex_);
-  inline_bytes_ += bytes;
+  const auto memory = OpenShm(stub, options_.shm_bytes, options_.limit);
+  std::shared_ptr<SharedPool> pool;
+  if (memory.ok()) pool = std::make_shared<SharedPool>(*memory);
+  // What is full now may not be later.
+  const bool later = memory.status().code() == absl::StatusCode::kResourceExhausted;
+  {
+    absl::MutexLock lock(&mutex_);
+    opening_ = false;
+    pool_ = pool;
+    chosen_ = memory.ok() || (may_lack && !later);
+    if (later) inline_bytes_ = 0;
+  }
+  if (!memory.ok() && !may_lack) return memory.status();
+  if (options_.tell) {
+    options_.tell(pool != nullptr ? std::string("K and V travel through shared memory")
+                                  : fmt::format("K and V travel inside gRPC messages: {}",
+                                                std::string(memory.status().message())));
+  }
+  return pool;
 }
 
 void TransportChoice::Forget(const std::shared_ptr<SharedPool>& pool) {

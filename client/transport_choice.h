@@ -1,5 +1,6 @@
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -32,7 +33,7 @@ class TransportChoice {
     Transport transport = Transport::kAuto;
     std::int64_t shm_bytes = 0;
     absl::Duration limit;                          // of opening
-    std::function<void(const std::string&)> tell;  // which it is, and why; once; may be empty
+    std::function<void(const std::string&)> tell;  // which it is, and why; may be empty
   };
   explicit TransportChoice(Options options) : options_(std::move(options)) {}
 
@@ -42,7 +43,7 @@ class TransportChoice {
                                                    std::uint64_t expected_bytes)
       ABSL_LOCKS_EXCLUDED(mutex_);
   // So many have travelled inside messages.
-  void Count(std::uint64_t bytes) ABSL_LOCKS_EXCLUDED(mutex_);
+  void Count(std::uint64_t bytes) { inline_bytes_ += bytes; }
   // `pool` is known to the server no more: the next Pool() opens another.
   void Forget(const std::shared_ptr<SharedPool>& pool) ABSL_LOCKS_EXCLUDED(mutex_);
   // "shm", "inline", or "" while none was chosen.
@@ -50,9 +51,10 @@ class TransportChoice {
 
  private:
   const Options options_;
+  std::atomic<std::uint64_t> inline_bytes_ = 0;
   mutable absl::Mutex mutex_;
   std::shared_ptr<SharedPool> pool_ ABSL_GUARDED_BY(mutex_);
-  std::uint64_t inline_bytes_ ABSL_GUARDED_BY(mutex_) = 0;
+  bool opening_ ABSL_GUARDED_BY(mutex_) = false;  // others wait
   bool chosen_ ABSL_GUARDED_BY(mutex_) = false;
 };
 

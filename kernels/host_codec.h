@@ -13,5 +13,9 @@ std::uint64_t DecodeOnHost(const DecodeRun& run);
 
 // The largest |x| of `tokens` rows; a NaN counts as larger than infinity.
 float LargestMagnitude(const ConstRows& rows, int dim, std::int64_t tokens);
+// The same of each of `heads` heads, which begin `head_stride` elements apart; in the order in
+// which they lie in memory.
+void LargestMagnitudes(const ConstRows& rows, int dim, std::int64_t tokens, int heads,
+                       std::int64_t head_stride, float* largest);
 
 }  // namespace kvtier::kernels

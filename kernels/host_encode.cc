@@ -51,6 +51,36 @@ float Largest(const ConstRows& rows, int dim, std::int64_t tokens) {
       rows.type, [&](auto element) { return LargestOf<decltype(element)>(rows, dim, tokens); });
 }
 
+// Heads that lie side by side are read token by token: twice as fast as one after the other, where
+// the data is in no cache.
+template <class T>
+void LargestOfHeads(const ConstRows& rows, int dim, std::int64_t tokens, int heads,
+                    std::int64_t head_stride, float* largest) {
+  std::vector<typename Integer<T>::Type> found(static_cast<std::size_t>(heads));
+  for (std::int64_t token = 0; token < tokens; ++token) {
+    const T* x = reinterpret_cast<const T*>(rows.data) + token * rows.token_stride;
+    for (auto& of_head : found) {
+      of_head = std::max(of_head, LargestMagnitudeOf(x, dim));
+      x += head_stride;
+    }
+  }
+  for (const auto of_head : found) *largest++ = Integer<T>::Value(of_head);
+}
+
+void LargestByHead(const ConstRows& rows, int dim, std::int64_t tokens, int heads,
+                   std::int64_t head_stride, float* largest) {
+  VisitElement(rows.type, [&](auto element) {
+    using T = decltype(element);
+    if (head_stride < rows.token_stride)
+      return LargestOfHeads<T>(rows, dim, tokens, heads, head_stride, largest);
+    ConstRows of_head = rows;
+    for (int head = 0; head < heads; ++head) {
+      largest[head] = LargestOf<T>(of_head, dim, tokens);
+      of_head.data += head_stride * static_cast<std::int64_t>(sizeof(T));
+    }
+  });
+}
+
 // Calls row(source, out) for each row of a codec whose unit is one token and adds up what it
 // returns.
 template <class Source, class F>
@@ -316,12 +346,18 @@ namespace kvtier::kernels {
 
 HWY_EXPORT(Encode);
 HWY_EXPORT(Largest);
+HWY_EXPORT(LargestByHead);
 HWY_EXPORT(Target);
 
 std::uint64_t EncodeOnHost(const EncodeRun& run) { return HWY_DYNAMIC_DISPATCH(Encode)(run); }
 
 float LargestMagnitude(const ConstRows& rows, int dim, std::int64_t tokens) {
   return HWY_DYNAMIC_DISPATCH(Largest)(rows, dim, tokens);
+}
+
+void LargestMagnitudes(const ConstRows& rows, int dim, std::int64_t tokens, int heads,
+                       std::int64_t head_stride, float* largest) {
+  HWY_DYNAMIC_DISPATCH(LargestByHead)(rows, dim, tokens, heads, head_stride, largest);
 }
 
 const char* HostTargetInUse() { return HWY_DYNAMIC_DISPATCH(Target)(); }

@@ -67,7 +67,10 @@ struct LlamaQ4 {
     if (largest == 0) return 0.0f;
     if (positive != negative) return Integer<Source>::Value(positive > negative ? highest : lowest);
     int first = 0;
-    while ((Integer<Source>::Of(x[first]) & Integer<Source>::kMagnitude) != largest) ++first;
+    // Bounded: a client that shares memory may change x meanwhile.
+    while (first < kLlamaBlock - 1 &&
+           (Integer<Source>::Of(x[first]) & Integer<Source>::kMagnitude) != largest)
+      ++first;
     return ToFloat(x[first]);
   }
   template <class Source>

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <sys/time.h>
 #include <sys/un.h>
 
@@ -54,7 +55,8 @@ UniqueFd PacketSocket(int flags) {
 
 // A socket that a server left behind which was killed; not one that somebody listens on.
 void RemoveStale(const std::string& path, const Address& address) {
-  if (path.front() == '@') return;
+  struct stat there {};
+  if (path.front() == '@' || lstat(path.c_str(), &there) != 0 || !S_ISSOCK(there.st_mode)) return;
   const UniqueFd probe = PacketSocket(SOCK_NONBLOCK);
   if (connect(probe.get(), address.get(), address.size) != 0 && errno == ECONNREFUSED)
     unlink(path.c_str());
@@ -92,6 +94,7 @@ class Packet {
     message_.msg_control = control_.data();
     message_.msg_controllen = control_.size();
     const ssize_t got = recvmsg(from.get(), &message_, MSG_CMSG_CLOEXEC);
+    if (got < 0) message_.msg_controllen = 0;
     size_ = got > 0 ? static_cast<std::size_t>(got) : 0;
     return got > 0;
   }
@@ -151,6 +154,8 @@ absl::StatusOr<UniqueFd> ListenForShm(const std::string& address) {
     return absl::InvalidArgumentError(
         fmt::format("can't listen on the Unix socket {}: {}", address, LastError()));
   }
+  // Not the file's mode keeps others out, who run as other users in their containers, but the id.
+  if (address.front() != '@') chmod(address.c_str(), 0666);
   return listener;
 }
 
@@ -160,8 +165,9 @@ UniqueFd AcceptShm(const UniqueFd& listener) {
 
 absl::StatusOr<ShmOffer> ReceiveShm(const UniqueFd& connection) {
   Packet packet;
-  if (!packet.Receive(connection)) return absl::UnavailableError("the client went");
-  ShmOffer offer{.transport_id = {}, .memory = packet.TakeDescriptor()};
+  const bool came = packet.Receive(connection);
+  ShmOffer offer{.transport_id = {}, .memory = packet.TakeDescriptor()};  // of an empty one, too
+  if (!came) return absl::UnavailableError("the client went");
   const std::string_view text = packet.text();
   if (text.substr(0, kMagic.size()) != kMagic) {
     return absl::InvalidArgumentError(
@@ -187,24 +193,15 @@ absl::StatusOr<UniqueFd> ConnectShm(const std::string& address, absl::Duration l
   return connection;
 }
 
-absl::StatusOr<UniqueFd> HandShmDescriptor(const std::string& address,
-                                           const std::string& transport_id, const UniqueFd& memory,
-                                           absl::Duration limit) {
-  KVT_ASSIGN_OR_RETURN(UniqueFd connection, ConnectShm(address, limit));
+absl::Status HandShm(const UniqueFd& connection, const std::string& transport_id,
+                     const UniqueFd& memory) {
   Packet offer(std::string(kMagic) + transport_id);
   offer.Attach(memory.get());
-  if (!offer.Send(connection)) return Unavailable(address, LastError());
   Packet answer;
-  if (!answer.Receive(connection)) return Unavailable(address, "no answer came");
+  if (!offer.Send(connection) || !answer.Receive(connection))
+    return absl::UnavailableError("the server did not answer to shared memory: " + LastError());
   const std::string_view text = answer.text();
-  if (const auto code = static_cast<absl::StatusCode>(text.front()); code != absl::StatusCode::kOk)
-    return absl::Status(code, std::string(text.substr(1)));
-  return connection;
-}
-
-absl::StatusOr<UniqueFd> HandShm(const std::string& address, const std::string& transport_id,
-                                 const ShmRegion& region, absl::Duration limit) {
-  return HandShmDescriptor(address, transport_id, region.fd(), limit);
+  return absl::Status(static_cast<absl::StatusCode>(text.front()), std::string(text.substr(1)));
 }
 
 }  // namespace kvtier::transport

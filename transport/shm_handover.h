@@ -13,7 +13,7 @@
 // How a client hands shared memory to the server: over a Unix socket of packets, one packet each
 // way. The client's has the id of the transport that it opened and the memfd; the server's says
 // whether it took that. The connection is then the transport's life: whoever closes it, or dies,
-// ends it. No call but Hand waits.
+// ends it. Only the client waits.
 namespace kvtier::transport {
 
 // A path of the file system, or of the abstract namespace with '@' for its zero byte.
@@ -32,17 +32,13 @@ struct ShmOffer {
 absl::StatusOr<ShmOffer> ReceiveShm(const UniqueFd& connection);
 void AnswerShm(const UniqueFd& connection, const absl::Status& answer);
 
-// The client's side: connects; UNAVAILABLE where nobody listens.
+// The client's side: connects, and waits for no more than `limit` in each step from then on.
+// UNAVAILABLE where nobody listens.
 absl::StatusOr<UniqueFd> ConnectShm(const std::string& address, absl::Duration limit);
 
-// Hands `region` over and waits for the answer, which is the result if it's an
-// error. UNAVAILABLE where nobody listens or answers within `limit`. Keep the connection as long as
-// the transport is to be.
-absl::StatusOr<UniqueFd> HandShm(const std::string& address, const std::string& transport_id,
-                                 const ShmRegion& region, absl::Duration limit);
-// The same of any descriptor.
-absl::StatusOr<UniqueFd> HandShmDescriptor(const std::string& address,
-                                           const std::string& transport_id, const UniqueFd& memory,
-                                           absl::Duration limit);
+// Hands `memory` over and waits for the answer, which is the result. UNAVAILABLE where none came.
+// Keep the connection as long as the transport is to be.
+absl::Status HandShm(const UniqueFd& connection, const std::string& transport_id,
+                     const UniqueFd& memory);
 
 }  // namespace kvtier::transport

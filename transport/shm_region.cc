@@ -20,14 +20,14 @@ constexpr unsigned kSeals = F_SEAL_SHRINK | F_SEAL_GROW;
 // st_blocks counts these, whatever the file system's blocks are.
 constexpr std::int64_t kStatBlock = 512;
 // As much of a region is in the page tables before the first transfer, not by its first touch.
-constexpr std::int64_t kPopulated = std::int64_t{1} << 30;
+constexpr std::int64_t kPopulated = std::int64_t{64} << 20;
 
 std::string LastError() { return std::generic_category().message(errno); }
 
 absl::Status Unfit(const std::string& what) {
   return absl::FailedPreconditionError(
       fmt::format("the shared memory {}; want a memfd of ordinary pages, with all of its memory "
-                  "taken, sealed against shrinking and growing and against nothing else",
+                  "taken, sealed against shrinking and growing, and open for writing",
                   what));
 }
 
@@ -51,7 +51,9 @@ absl::StatusOr<std::shared_ptr<ShmRegion>> ShmRegion::Make(std::int64_t bytes) {
     return absl::ResourceExhaustedError(
         fmt::format("{} bytes of shared memory can't be had: {}", bytes, LastError()));
   }
-  return MapAll(std::move(fd), bytes);
+  KVT_ASSIGN_OR_RETURN(std::shared_ptr<ShmRegion> region, MapAll(fd.get(), bytes));
+  region->fd_ = std::move(fd);
+  return region;
 }
 
 absl::StatusOr<std::shared_ptr<ShmRegion>> ShmRegion::Map(UniqueFd fd, std::int64_t most_bytes) {
@@ -66,27 +68,27 @@ absl::StatusOr<std::shared_ptr<ShmRegion>> ShmRegion::Map(UniqueFd fd, std::int6
   if (file.st_size <= 0) return Unfit("is empty");
   if (file.st_size > most_bytes) {
     return absl::ResourceExhaustedError(
-        fmt::format("the shared memory has {} bytes; want at most {}", file.st_size, most_bytes));
+        fmt::format("the shared memory has {} bytes; there is room for {} more (--max-shm)",
+                    file.st_size, most_bytes));
   }
   // Who touches a hole pays for it.
   if (file.st_blocks * kStatBlock < file.st_size) {
     return Unfit(fmt::format("has {} of its {} bytes", file.st_blocks * kStatBlock, file.st_size));
   }
-  return MapAll(std::move(fd), file.st_size);
+  return MapAll(fd.get(), file.st_size);  // the mapping needs no descriptor
 }
 
-absl::StatusOr<std::shared_ptr<ShmRegion>> ShmRegion::MapAll(UniqueFd fd, std::int64_t bytes) {
-  void* const data = mmap(nullptr, static_cast<std::size_t>(bytes), PROT_READ | PROT_WRITE,
-                          MAP_SHARED, fd.get(), 0);
+absl::StatusOr<std::shared_ptr<ShmRegion>> ShmRegion::MapAll(int fd, std::int64_t bytes) {
+  void* const data =
+      mmap(nullptr, static_cast<std::size_t>(bytes), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
   if (data == MAP_FAILED) {  // NOLINT(cppcoreguidelines-pro-type-cstyle-cast): the macro's
-    if (errno == EPERM) return Unfit("is sealed against writing");
+    if (errno == EPERM || errno == EACCES) return Unfit("can't be written to");
     return absl::ResourceExhaustedError(
         fmt::format("{} bytes of shared memory can't be mapped: {}", bytes, LastError()));
   }
   // Older kernels than 5.14 can't: it's as well without.
   madvise(data, static_cast<std::size_t>(std::min(bytes, kPopulated)), MADV_POPULATE_WRITE);
-  return std::shared_ptr<ShmRegion>(
-      new ShmRegion(std::move(fd), static_cast<std::byte*>(data), bytes));
+  return std::shared_ptr<ShmRegion>(new ShmRegion(static_cast<std::byte*>(data), bytes));
 }
 
 ShmRegion::~ShmRegion() { munmap(data_, static_cast<std::size_t>(size_)); }

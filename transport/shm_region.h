@@ -11,7 +11,7 @@ namespace kvtier::transport {
 
 // Memory that two processes of one host share: a memfd that neither can shrink or grow, so that
 // what is mapped stays there whatever the other does; the other may write to it at any time, which
-// is its own affair. Constant after construction.
+// is its own affair. Thread-safe.
 class ShmRegion {
  public:
   // A new one of `bytes`, rounded up to whole pages, whose memory is all taken and paid for by this
@@ -27,6 +27,7 @@ class ShmRegion {
 
   std::byte* data() const { return data_; }
   std::int64_t size() const { return size_; }
+  // Of one that Make made, to be handed over.
   const UniqueFd& fd() const { return fd_; }
 
   // The `bytes` from `offset` on; null where not all of them are inside.
@@ -36,11 +37,10 @@ class ShmRegion {
   }
 
  private:
-  ShmRegion(UniqueFd fd, std::byte* data, std::int64_t size)
-      : fd_(std::move(fd)), data_(data), size_(size) {}
-  static absl::StatusOr<std::shared_ptr<ShmRegion>> MapAll(UniqueFd fd, std::int64_t bytes);
+  ShmRegion(std::byte* data, std::int64_t size) : data_(data), size_(size) {}
+  static absl::StatusOr<std::shared_ptr<ShmRegion>> MapAll(int fd, std::int64_t bytes);
 
-  const UniqueFd fd_;
+  UniqueFd fd_;
   std::byte* const data_;
   const std::int64_t size_;
 };

@@ -34,10 +34,10 @@ struct Config {
   std::vector<std::string> ladder = {"fp8_e4m3(scale=page)", "k4v2", "kivi2"};
   int evict_above = 99;  // percent of `memory`
   int evict_until = 98;
-  absl::Duration idle_ttl;                        // 0: for ever
-  std::int64_t default_quota = 0;                 // bytes; 0: all of `memory`
-  std::string shm_socket = "auto";                // empty: no shared memory
-  std::int64_t max_shm = std::int64_t{64} << 30;  // bytes
+  absl::Duration idle_ttl;                       // 0: for ever
+  std::int64_t default_quota = 0;                // bytes; 0: all of `memory`
+  std::string shm_socket = "auto";               // empty: no shared memory
+  std::int64_t max_shm = std::int64_t{1} << 30;  // bytes
   int max_transports = 256;
   int max_message_bytes = 4 << 20;
   int read_chunk_bytes = 1 << 20;

@@ -33,6 +33,11 @@ absl::Status Check(const v1::AppendBatchRequest& request) {
   absl::flat_hash_set<std::string> sequences;
   for (int i = 0; i < request.entries_size(); ++i) {
     const std::string& sequence = request.entries(i).open().sequence();
+    if (!request.entries(i).open().transport_id().empty()) {
+      return Error(
+          Reason::kInvalidField,
+          fmt::format("entries[{}].open.transport_id is set; a batch has its values inside", i));
+    }
     if (sequences.insert(sequence).second) continue;
     return Error(
         Reason::kInvalidField,

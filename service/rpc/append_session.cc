@@ -17,7 +17,8 @@ absl::StatusOr<v1::AppendResponse> AppendSession::Open(const v1::AppendOpen& ope
   KVT_ASSIGN_OR_RETURN(cachestore::WriterRequest request, WriterRequestFrom(open));
   KVT_ASSIGN_OR_RETURN(layout_, SourceLayoutFrom(open));
   if (!open.transport_id().empty()) {
-    KVT_ASSIGN_OR_RETURN(layout_.memory, context_.transports.Find(open.transport_id()));
+    KVT_ASSIGN_OR_RETURN(layout_.memory,
+                         context_.transports.Find(open.transport_id(), "open.transport_id"));
   }
   request.on_end = on_end_;
   KVT_ASSIGN_OR_RETURN(writer_, context_.store.OpenWriter(std::move(request)));

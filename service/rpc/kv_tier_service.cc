@@ -377,7 +377,6 @@ grpc::ServerUnaryReactor* KvTierServiceImpl::OpenTransport(Call* call,
                                                            const v1::OpenTransportRequest* request,
                                                            v1::OpenTransportResponse* response) {
   return Serve(call, "OpenTransport", response, [this, request, response]() -> absl::Status {
-    KVT_RETURN_IF_ERROR(context_.CheckNotDraining());
     if (!request->has_shm()) {
       return cachestore::Error(cachestore::Reason::kInvalidField, "transport is not set; want shm");
     }

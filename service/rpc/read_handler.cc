@@ -2,6 +2,7 @@
 
 #include <grpcpp/server_context.h>
 
+#include <algorithm>
 #include <array>
 #include <memory>
 #include <utility>
@@ -54,7 +55,8 @@ class ReadReactor final : public grpc::ServerWriteReactor<v1::ReadResponse>,
   void EndIfStalled(absl::Time limit) override {
     absl::MutexLock lock(&mutex_);
     // Under the lock: until it is finished, gRPC keeps the call.
-    if (!finished_ && (writing_ || no_room_) && waiting_since_ < limit) call_.TryCancel();
+    if (!finished_ && ((writing_ && waiting_since_ < limit) || no_room_since_ < limit))
+      call_.TryCancel();
     // One that waits for a writer keeps nobody waiting, but its lease may have ended.
     if (!finished_ && awaits_news_ && session_->deadline() <= context_.clock.Now()) Look();
   }
@@ -83,7 +85,6 @@ class ReadReactor final : public grpc::ServerWriteReactor<v1::ReadResponse>,
     }
     if (!over_ && !have_ready_ && !working_ && !awaits_news_) {
       working_ = true;
-      no_room_ = false;
       news_ = false;
       if (!context_.work.Post(WorkQueue::Priority::kRead,
                               [self = shared_from_this()] { self->DoWork(); })) {
@@ -111,9 +112,11 @@ class ReadReactor final : public grpc::ServerWriteReactor<v1::ReadResponse>,
     absl::MutexLock lock(&mutex_);
     working_ = false;
     have_ready_ = step.ok() && *step == ReadSession::Step::kMessage;
-    no_room_ = step.ok() && *step == ReadSession::Step::kNoRoom;
-    awaits_news_ = (no_room_ || (step.ok() && *step == ReadSession::Step::kWaiting)) && !news_;
-    if (no_room_ && !writing_) waiting_since_ = context_.clock.Now();
+    const bool no_room = step.ok() && *step == ReadSession::Step::kNoRoom;
+    awaits_news_ = (no_room || (step.ok() && *step == ReadSession::Step::kWaiting)) && !news_;
+    // News of writers give no room.
+    no_room_since_ =
+        no_room ? std::min(no_room_since_, context_.clock.Now()) : absl::InfiniteFuture();
     complete_ = step.ok() && *step == ReadSession::Step::kEnd;
     if (!step.ok()) end_ = step.status();
     over_ |= !step.ok() || complete_;
@@ -138,8 +141,9 @@ class ReadReactor final : public grpc::ServerWriteReactor<v1::ReadResponse>,
   bool writing_ ABSL_GUARDED_BY(mutex_) = false;
   bool news_ ABSL_GUARDED_BY(mutex_) = false;         // since the work was posted
   bool awaits_news_ ABSL_GUARDED_BY(mutex_) = false;  // and nothing else
-  bool no_room_ ABSL_GUARDED_BY(mutex_) = false;      // before the reader gives some back
-  bool complete_ ABSL_GUARDED_BY(mutex_) = false;     // every message was written
+  // From when on the reader has given none back that was needed.
+  absl::Time no_room_since_ ABSL_GUARDED_BY(mutex_) = absl::InfiniteFuture();
+  bool complete_ ABSL_GUARDED_BY(mutex_) = false;  // every message was written
   bool over_ ABSL_GUARDED_BY(mutex_) = false;
   bool finished_ ABSL_GUARDED_BY(mutex_) = false;
 };

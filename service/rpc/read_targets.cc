@@ -7,6 +7,7 @@
 
 #include "cachestore/base/errors.h"
 #include "cachestore/base/status_macros.h"
+#include "service/rpc/wire.h"
 
 namespace kvtier::service {
 namespace {
@@ -32,8 +33,13 @@ absl::StatusOr<ReadTargets> ReadTargets::Open(Transports& transports,
   if (!request.has_target()) return targets;
   const v1::ReadTarget& target = request.target();
   targets.request_ = &request;
-  KVT_ASSIGN_OR_RETURN(targets.memory_, transports.Find(target.transport_id()));
+  KVT_ASSIGN_OR_RETURN(targets.memory_,
+                       transports.Find(target.transport_id(), "target.transport_id"));
   if (target.layers_size() > 0) return targets;
+  if (target.offset() % kShmAlignment != 0) {
+    return Refuse(
+        fmt::format("target.offset is {}; want a multiple of {}", target.offset(), kShmAlignment));
+  }
   std::byte* const data = targets.memory_->At(target.offset(), target.bytes());
   if (data == nullptr) {
     return Refuse(fmt::format("target.offset is {} and bytes {}; the transport's memory has {}",
@@ -136,6 +142,12 @@ absl::StatusOr<BlockTarget> ReadTargets::InBlocks(const Shape& shape, const Bloc
   const bool inside = blocks.stride <= size && blocks.offset <= size &&
                       (last == 0 || blocks.stride <= size / last) &&
                       memory_->At(blocks.offset + last * blocks.stride, block_bytes) != nullptr;
+  if (blocks.offset % kShmAlignment != 0 || blocks.stride % kShmAlignment != 0) {
+    return Refuse(
+        fmt::format("target.layers has {0}_offset {1} and {0}_block_stride {2}; want "
+                    "multiples of {3}",
+                    shape.name, blocks.offset, blocks.stride, kShmAlignment));
+  }
   if (!inside && !ids.empty()) {
     return Refuse(
         fmt::format("target.layers has {0}_offset {1} and {0}_block_stride {2}; block {3} of {4} "

@@ -45,7 +45,7 @@ class ReadTargets {
  private:
   // Of K or V of one layer.
   struct Shape {
-    const char* name;
+    const char* name = "";
     std::int64_t token_bytes = 0;
     std::int64_t first_token = 0;
     std::int64_t tokens = 0;

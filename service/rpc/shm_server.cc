@@ -17,8 +17,7 @@ namespace {
 
 using transport::UniqueFd;
 
-// More than transports, so that those who come late hear why; the rest wait in the socket's queue.
-constexpr std::size_t kMostConnections = 4096;
+constexpr std::size_t kMoreConnections = 64;  // than transports
 constexpr int kSecondMs = 1000;
 
 }  // namespace
@@ -51,8 +50,11 @@ ShmServer::~ShmServer() {
 }
 
 void ShmServer::Run() {
+  // So that those who come late hear why; the rest wait in the socket's queue.
+  const auto most =
+      static_cast<std::size_t>(transports_.limits().max_transports) + kMoreConnections;
   while (true) {
-    const bool full = clients_.size() >= kMostConnections;
+    const bool full = clients_.size() >= most || clock_.Now() < accepts_from_;
     std::vector<pollfd> polled = {
         {.fd = stop_.get(), .events = POLLIN, .revents = 0},
         {.fd = full ? -1 : listener_.get(), .events = POLLIN, .revents = 0}};
@@ -76,7 +78,10 @@ void ShmServer::Run() {
 
 void ShmServer::Accept() {
   UniqueFd connection = transport::AcceptShm(listener_);
-  if (!connection.ok()) return;
+  if (!connection.ok()) {
+    accepts_from_ = clock_.Now() + absl::Seconds(1);
+    return;
+  }
   clients_.push_back({.connection = std::make_shared<UniqueFd>(std::move(connection)),
                       .transport_id = {},
                       .since = clock_.Now()});

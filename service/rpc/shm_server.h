@@ -44,7 +44,9 @@ class ShmServer {
   const transport::UniqueFd stop_;  // readable: end
   Transports& transports_;
   const cachestore::Clock& clock_;
-  std::vector<Client> clients_;  // of the thread
+  // Of the thread.
+  std::vector<Client> clients_;
+  absl::Time accepts_from_;  // after there was no descriptor for another
   std::thread thread_;
 };
 

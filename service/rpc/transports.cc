@@ -25,9 +25,9 @@ absl::StatusOr<std::string> NewId() {
   return id;
 }
 
-absl::Status Unknown() {
+absl::Status Unknown(const char* field = "transport_id") {
   return Error(Reason::kUnknownTransport,
-               "transport_id is none that is open and has its memory: open another");
+               fmt::format("{} is none that is open and has its memory: open another", field));
 }
 
 }  // namespace
@@ -65,7 +65,7 @@ absl::Status Transports::TakeShm(const std::string& id, transport::UniqueFd memo
     if (found == transports_.end()) return Unknown();
     if (found->second.connection != nullptr)
       return absl::AlreadyExistsError("the transport has its memory already");
-    found->second.connection = connection;  // nobody else hands it any
+    found->second.connection = std::move(connection);  // nobody else hands it any
   }
   const std::int64_t room = limits_.max_shm_bytes - mapped_bytes();
   KVT_ASSIGN_OR_RETURN(std::shared_ptr<transport::ShmRegion> mapped,
@@ -105,10 +105,10 @@ void Transports::Sweep(absl::Time now) {
 }
 
 absl::StatusOr<std::shared_ptr<const transport::ShmRegion>> Transports::Find(
-    const std::string& id) const {
+    const std::string& id, const char* field) const {
   absl::MutexLock lock(&mutex_);
   const auto found = transports_.find(id);
-  if (found == transports_.end() || found->second.memory == nullptr) return Unknown();
+  if (found == transports_.end() || found->second.memory == nullptr) return Unknown(field);
   return found->second.memory;
 }
 

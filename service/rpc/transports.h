@@ -50,6 +50,8 @@ class Transports {
 
   explicit Transports(const Limits& limits) : limits_(limits) {}
 
+  const Limits& limits() const { return limits_; }
+
   // Where memory is handed over; before that, and where it's empty, there is no shared memory, and
   // `why` says why.
   void SetShmSocket(const std::string& address, const std::string& why) ABSL_LOCKS_EXCLUDED(mutex_);
@@ -66,8 +68,9 @@ class Transports {
   void Sweep(absl::Time now) ABSL_LOCKS_EXCLUDED(mutex_);
 
   // The memory of one; stays mapped as long as somebody holds it. NOT_FOUND where it isn't open, or
-  // has none yet.
-  absl::StatusOr<std::shared_ptr<const transport::ShmRegion>> Find(const std::string& id) const
+  // has none yet. `field`: that named it.
+  absl::StatusOr<std::shared_ptr<const transport::ShmRegion>> Find(const std::string& id,
+                                                                   const char* field) const
       ABSL_LOCKS_EXCLUDED(mutex_);
 
   // The credit of a read into a ring of one; from now on Grant finds it, until it goes.

@@ -327,6 +327,8 @@ absl::StatusOr<cachestore::ReadRange> ReadRangeFrom(const v1::ReadRequest& reque
                     "name the sequence",
                     range.lease_id()));
   }
+  if (range.block_ids_size() > 0 && request.target().layers_size() == 0)
+    return Refuse("sequences.block_ids is set, and target.layers, which it goes with, isn't");
   cachestore::ReadRange out;
   KVT_ASSIGN_OR_RETURN(out.shard, ShardFrom(request.first_layer(), request.num_layers(),
                                             request.first_head(), request.num_heads()));

@@ -36,6 +36,9 @@ absl::StatusOr<std::int64_t> QuotaFrom(std::uint64_t bytes);
 // Without on_end, which the caller sets.
 absl::StatusOr<cachestore::WriterRequest> WriterRequestFrom(const v1::AppendOpen& open);
 
+// Of what a client says where in shared memory.
+inline constexpr std::uint64_t kShmAlignment = 16;
+
 // How a stream lays out its chunks, where it has them, and where its sequence's residual begins to
 // count.
 struct SourceLayout {

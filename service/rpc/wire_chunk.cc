@@ -79,6 +79,10 @@ absl::Status FindBegin(const SourceLayout& layout, ChunkValues& values) {
     return Refuse(fmt::format("chunk.{}_offset is {}, and the stream's open had no transport_id",
                               values.name, *values.offset));
   }
+  if (*values.offset % kShmAlignment != 0) {
+    return Refuse(fmt::format("chunk.{}_offset is {}; want a multiple of {}", values.name,
+                              *values.offset, kShmAlignment));
+  }
   values.data = layout.memory->At(*values.offset, 0);
   if (values.data != nullptr) return absl::OkStatus();
   return Refuse(fmt::format("chunk.{}_offset is {}; the transport's memory has {} bytes",

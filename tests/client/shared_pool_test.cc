@@ -46,9 +46,18 @@ TEST(SharedPool, PiecesDoNotOverlapAndComeBack) {
 TEST(SharedPool, TooMuchIsNotThere) {
   const auto pool = PoolOf(4096);
   EXPECT_FALSE(pool->Take(4097).has_value());
+  EXPECT_FALSE(pool->Take(0).has_value());
   const auto all = pool->Take(4096);
   EXPECT_TRUE(all.has_value());
   EXPECT_FALSE(pool->Take(1).has_value());
+}
+
+TEST(SharedPool, WhatIsAbandonedStaysAway) {
+  const auto pool = PoolOf(4096);
+  SharedPool::Piece::Abandon(*pool->Take(1024));
+  EXPECT_TRUE(pool->spoiled());
+  EXPECT_FALSE(pool->Take(4096).has_value());
+  EXPECT_TRUE(pool->Take(3072).has_value());
 }
 
 TEST(ShmRegion, WhatIsOutsideIsNotAt) {

@@ -313,6 +313,38 @@ TEST_F(Shm, CodesComeThroughARingAsInsideMessages) {
   EXPECT_TRUE(by_ring == inside);
 }
 
+TEST_F(Shm, BlocksAsLargeAsTheRing) {
+  constexpr std::uint32_t kTokens = 30'000;
+  const auto data = RandomData(kTokens);
+  const std::string model = Register("auto");
+  ASSERT_THAT(Append(*shared_, model, "by shm", data), IsOk());
+  v1::ReadRequest request = RequestFor("by shm");
+  for (const std::uint32_t block_tokens : {4000u, 4096u}) {
+    request.set_block_tokens(block_tokens);
+    const auto read = ReadAll(*shared_, request);
+    ASSERT_THAT(read, IsOk());
+    EXPECT_TRUE((*read)[0] == data[0][0] && (*read)[3] == data[1][1]);
+  }
+}
+
+// What this end breaks off the server may be working on still: no other gets that memory.
+TEST_F(Shm, WhatIsBrokenOffIsNotLentAgain) {
+  const std::string model = Register("auto");
+  const auto data = RandomData(20'000);
+  ASSERT_THAT(Append(*shared_, model, "by shm", data), IsOk());
+  for (int i = 0; i < 5; ++i) {
+    const auto broken = shared_->Read(RequestFor("by shm"),
+                                      {.on_manifest = {}, .on_chunk = [](const v1::ReadChunk&) {
+                                         return absl::CancelledError("enough");
+                                       }});
+    EXPECT_EQ(broken.status().code(), absl::StatusCode::kCancelled);
+    const auto read = ReadAll(*shared_, RequestFor("by shm"));
+    ASSERT_THAT(read, IsOk());
+    EXPECT_TRUE((*read)[0] == data[0][0] && (*read)[3] == data[1][1]);
+  }
+  EXPECT_EQ(shared_->transport(), "shm");
+}
+
 TEST_F(Shm, AServerThatRestartedIsSharedWithAnew) {
   LiveServer first({"--memory=16MiB"});
   const auto client = first.Connect({.transport = client::Transport::kShm});
