@@ -56,6 +56,11 @@ absl::Status Scatter(std::span<const std::byte> chunk, const ReadGeometry& geome
   });
 }
 
+ReadKind KindOf(const v1::ReadRequest& request) {
+  if (request.as() == v1::READ_AS_STORED) return ReadKind::kStored;
+  return request.follow() ? ReadKind::kFollowed : ReadKind::kValues;
+}
+
 // K and V of a chunk that only says where they are: in a ring, or in the caller's own memory, where
 // nobody looks at them here.
 struct FoundValues {
@@ -335,9 +340,7 @@ absl::StatusOr<ReadResult> Client::ReadOnce(const v1::ReadRequest& request,
     KVT_ASSIGN_OR_RETURN(decoder, StoredDecoder::Make(request));
   }
   v1::ReadRequest asked = decoder ? decoder->request() : request;
-  const ReadKind kind = asked.as() == v1::READ_AS_STORED ? ReadKind::kStored
-                        : asked.follow()                 ? ReadKind::kFollowed
-                                                         : ReadKind::kValues;
+  const ReadKind kind = KindOf(asked);
   std::optional<RingReader> ring;
   if (pool != nullptr) {
     if (auto piece = pool->Take(kRingBytes)) ring.emplace(impl_->stub(), pool, *std::move(piece));
