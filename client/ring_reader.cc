@@ -26,8 +26,10 @@ std::uint64_t NextReadId() {
 }  // namespace
 
 // Tells the server, one call at a time, how far the reader has come by then. A call that fails is
-// tried again some times: without it the read would stand still.
-class RingReader::Credits : public std::enable_shared_from_this<Credits> {
+// tried again some times: without it the read would stand still. Goes on the caller's thread, after
+// Wait: with the call's context goes, perhaps, the last hold on the channel, which gRPC's own
+// threads must not let go of.
+class RingReader::Credits {
  public:
   Credits(v1::KvTierService::Stub& stub, std::string transport_id, std::uint64_t read_id)
       : stub_(stub) {
@@ -57,9 +59,8 @@ class RingReader::Credits : public std::enable_shared_from_this<Credits> {
     request_.set_chunks(wanted_);
     context_.emplace();
     context_->set_deadline(absl::ToChronoTime(absl::Now() + kCreditLimit));
-    stub_.async()->GrantCredit(
-        &*context_, &request_, &response_,
-        [self = shared_from_this()](const grpc::Status& status) { self->OnDone(status.ok()); });
+    stub_.async()->GrantCredit(&*context_, &request_, &response_,
+                               [this](const grpc::Status& status) { OnDone(status.ok()); });
   }
 
   void OnDone(bool ok) {
@@ -85,7 +86,7 @@ RingReader::RingReader(v1::KvTierService::Stub& stub, std::shared_ptr<SharedPool
     : pool_(std::move(pool)),
       piece_(std::move(piece)),
       read_id_(NextReadId()),
-      credits_(std::make_shared<Credits>(stub, pool_->memory().transport_id(), read_id_)) {}
+      credits_(std::make_unique<Credits>(stub, pool_->memory().transport_id(), read_id_)) {}
 
 RingReader::~RingReader() {
   credits_->Wait();

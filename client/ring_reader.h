@@ -40,7 +40,7 @@ class RingReader {
   std::shared_ptr<SharedPool> pool_;
   SharedPool::Piece piece_;
   std::uint64_t read_id_;
-  std::shared_ptr<Credits> credits_;
+  std::unique_ptr<Credits> credits_;
   std::uint64_t chunks_ = 0;
   bool server_ended_ = false;
 };

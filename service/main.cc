@@ -131,6 +131,27 @@ absl::StatusOr<std::unique_ptr<ShmServer>> StartShm(const Config& config, RpcCon
   return nullptr;
 }
 
+cachestore::StoreOptions StoreOptionsOf(const Config& config) {
+  return {.memory = config.memory,
+          .page_tokens = config.page_tokens,
+          .max_models = config.max_models,
+          .max_sequences = config.max_sequences,
+          .open_sequence_deadline = config.open_sequence_deadline,
+          .max_leases = config.max_leases,
+          .max_lease = config.max_lease,
+          .max_pins = config.max_pins,
+          .max_pin = config.max_pin,
+          .first_grant_id = FirstGrantId(),
+          .max_subscriptions = config.max_subscriptions,
+          .event_log = config.event_log,
+          .eviction = EvictionOf(config.eviction),
+          .evict_above = config.evict_above,
+          .evict_until = config.evict_until,
+          .idle_ttl = OrNever(config.idle_ttl),
+          .default_quota = OrNone(config.default_quota),
+          .ladder = config.ladder};
+}
+
 int Serve(const Config& config) {
   BlockSignals();
   std::optional<ReadyFile> ready_file;
@@ -142,25 +163,7 @@ int Serve(const Config& config) {
   const SteadyClock clock;
   cachestore::HostDevice device;
   Log(LogLevel::kInfo, "reserving memory and touching all of it", {{"memory", config.memory}});
-  auto store = cachestore::Store::Create({.memory = config.memory,
-                                          .page_tokens = config.page_tokens,
-                                          .max_models = config.max_models,
-                                          .max_sequences = config.max_sequences,
-                                          .open_sequence_deadline = config.open_sequence_deadline,
-                                          .max_leases = config.max_leases,
-                                          .max_lease = config.max_lease,
-                                          .max_pins = config.max_pins,
-                                          .max_pin = config.max_pin,
-                                          .first_grant_id = FirstGrantId(),
-                                          .max_subscriptions = config.max_subscriptions,
-                                          .event_log = config.event_log,
-                                          .eviction = EvictionOf(config.eviction),
-                                          .evict_above = config.evict_above,
-                                          .evict_until = config.evict_until,
-                                          .idle_ttl = OrNever(config.idle_ttl),
-                                          .default_quota = OrNone(config.default_quota),
-                                          .ladder = config.ladder},
-                                         device, clock);
+  auto store = cachestore::Store::Create(StoreOptionsOf(config), device, clock);
   if (!store.ok()) return Fail(store.status());
 
   std::atomic<bool> draining{false};
