@@ -31,29 +31,25 @@ absl::Status CheckTensor(const LayerTensor& tensor, const Chunk& chunk, const Ch
   const SourceTensor& source = tensor.side() == Side::kK ? from.k : from.v;
   seen.resize(heads.size());
   if (tensor.model().dim() == 0) return absl::OkStatus();
+  const auto range_of = [&](const HeadAdvance& head) {
+    return ValueRange{.layer = from.layer,
+                      .side = tensor.side(),
+                      .head = head.head,
+                      .shard_head = head.shard_head,
+                      .first_token = chunk.first_token,
+                      .begin = head.from,
+                      .end = head.to};
+  };
   if (source.stored.parts.empty() && AdvanceAlike(heads)) {
-    const HeadAdvance& first = heads.front();
-    const std::vector<float> largest = CheckHeads(tensor.model(), source,
-                                                  {.layer = from.layer,
-                                                   .side = tensor.side(),
-                                                   .head = first.head,
-                                                   .shard_head = first.shard_head,
-                                                   .first_token = chunk.first_token,
-                                                   .begin = first.from,
-                                                   .end = first.to},
-                                                  heads.size(), chunk.saturate_non_finite);
+    const ValueRange range = range_of(heads.front());
+    const std::vector<float> largest =
+        CheckHeads(tensor.model(), source, range, heads.size(), chunk.saturate_non_finite);
     for (std::size_t i = 0; i < largest.size(); ++i)
-      seen[i] = {.largest = largest[i], .tokens = first.to - first.from};
+      seen[i] = {.largest = largest[i], .tokens = range.end - range.begin};
     if (!largest.empty()) return absl::OkStatus();
   }
   for (const HeadAdvance& head : heads) {
-    ValueRange range{.layer = from.layer,
-                     .side = tensor.side(),
-                     .head = head.head,
-                     .shard_head = head.shard_head,
-                     .first_token = chunk.first_token,
-                     .begin = head.from,
-                     .end = head.to};
+    ValueRange range = range_of(head);
     Seen& of_head = seen[static_cast<std::size_t>(&head - heads.data())];
     const auto check = [&](std::int64_t begin, std::int64_t end) -> absl::Status {
       range.begin = begin;

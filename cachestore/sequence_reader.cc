@@ -200,12 +200,8 @@ std::int64_t SequenceReader::StoredBytes(std::size_t layer, std::int64_t first_t
 
 std::int64_t SequenceReader::total_bytes() const {
   std::int64_t bytes = 0;
-  for (std::size_t i = 0; i < layers_.size(); ++i) {
-    const LayerOutput& layer = layers_[i];
-    bytes += format_.stored
-                 ? StoredBytes(i, layer.first_token, layer.tokens)
-                 : layer.tokens * (layer.k_bytes_per_token() + layer.v_bytes_per_token());
-  }
+  for (std::size_t i = 0; i < layers_.size(); ++i)
+    bytes += ChunkBytes(i, layers_[i].first_token, layers_[i].tokens);
   return bytes;
 }
 

@@ -30,7 +30,6 @@ AppendStream::Reactor::~Reactor() {
   for (std::optional<SharedPool::Piece>& piece : shared_) {
     if (piece.has_value()) SharedPool::Piece::Abandon(*std::move(piece));
   }
-  shared_.clear();
 }
 
 absl::Status AppendStream::Reactor::Open(v1::KvTierService::Stub& stub,

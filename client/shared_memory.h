@@ -61,8 +61,8 @@ class SharedPool : public std::enable_shared_from_this<SharedPool> {
     ~Piece() {
       if (pool_ != nullptr) pool_->GiveBack(begin_);
     }
-    // The server may still use it, nobody knows for how long: it never comes back, and its pool
-    // lends no more.
+    // The server may still use it, nobody knows for how long: it never comes back, and who
+    // finds its pool spoiled takes another.
     static void Abandon(Piece piece) {
       piece.pool_->spoiled_ = true;
       piece.pool_.reset();

@@ -12,10 +12,10 @@
 #include <cstddef>
 #include <cstring>
 #include <string_view>
-#include <system_error>
 #include <utility>
 
 #include "cachestore/base/status_macros.h"
+#include "transport/last_error.h"
 
 namespace kvtier::transport {
 namespace {
@@ -23,8 +23,6 @@ namespace {
 constexpr std::string_view kMagic = "kvtier-shm-1";
 constexpr std::size_t kMostPacket = 1024;
 constexpr int kBacklog = 128;
-
-std::string LastError() { return std::generic_category().message(errno); }
 
 struct Address {
   sockaddr_un name{};
@@ -138,7 +136,8 @@ absl::Status Unavailable(const std::string& address, const std::string& what) {
 }
 
 void SetLimit(const UniqueFd& socket, absl::Duration limit) {
-  const timeval time = absl::ToTimeval(limit);
+  // Of 0 it would wait for ever.
+  const timeval time = absl::ToTimeval(std::max(limit, absl::Milliseconds(1)));
   for (const int option : {SO_RCVTIMEO, SO_SNDTIMEO})
     setsockopt(socket.get(), SOL_SOCKET, option, &time, sizeof(time));
 }

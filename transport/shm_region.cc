@@ -9,9 +9,9 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <system_error>
 
 #include "cachestore/base/status_macros.h"
+#include "transport/last_error.h"
 
 namespace kvtier::transport {
 namespace {
@@ -21,8 +21,6 @@ constexpr unsigned kSeals = F_SEAL_SHRINK | F_SEAL_GROW;
 constexpr std::int64_t kStatBlock = 512;
 // As much of a region is in the page tables before the first transfer, not by its first touch.
 constexpr std::int64_t kPopulated = std::int64_t{64} << 20;
-
-std::string LastError() { return std::generic_category().message(errno); }
 
 absl::Status Unfit(const std::string& what) {
   return absl::FailedPreconditionError(

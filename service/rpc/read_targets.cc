@@ -20,10 +20,6 @@ constexpr std::uint64_t kLeastRing = 64 << 10;
 // So that some are filled while the reader works on others.
 constexpr std::int64_t kChunksInRing = 4;
 
-absl::Status Refuse(const std::string& message) {
-  return cachestore::Error(cachestore::Reason::kInvalidField, message);
-}
-
 }  // namespace
 
 absl::StatusOr<ReadTargets> ReadTargets::Open(Transports& transports,

@@ -24,8 +24,6 @@ constexpr std::size_t kMaxSourceBytes = 256;
 constexpr int kMaxSkipLayers = 2048;
 constexpr std::uint64_t kMaxTokens = std::uint64_t{1} << 32;
 
-absl::Status Refuse(const std::string& message) { return Error(Reason::kInvalidField, message); }
-
 absl::StatusOr<int> IntFrom(std::uint32_t value, const std::string& field) {
   if (value <= static_cast<std::uint32_t>(std::numeric_limits<int>::max()))
     return static_cast<int>(value);
@@ -146,6 +144,8 @@ absl::StatusOr<cachestore::Shard> ShardFrom(std::uint32_t first_layer, std::uint
 }
 
 }  // namespace
+
+absl::Status Refuse(const std::string& message) { return Error(Reason::kInvalidField, message); }
 
 absl::StatusOr<std::string> NamespaceFrom(const std::string& name_space) {
   KVT_ASSIGN_OR_RETURN(cachestore::SequenceKey key, KeyFrom(name_space, "any"));

@@ -16,6 +16,9 @@
 // client wrote it.
 namespace kvtier::service {
 
+// INVALID_ARGUMENT, of a field that `message` names.
+absl::Status Refuse(const std::string& message);
+
 absl::StatusOr<std::string> NamespaceFrom(const std::string& name_space);
 // `field`: what messages call the sequence.
 absl::StatusOr<cachestore::SequenceKey> KeyFrom(const std::string& name_space,

@@ -20,10 +20,6 @@ constexpr std::uint32_t kMaxChunkTokens = 1u << 20;
 // One that takes no message must not keep a thread for longer than others can wait.
 constexpr std::int64_t kMaxSharedChunkBytes = 64 << 20;
 
-absl::Status Refuse(const std::string& message) {
-  return cachestore::Error(cachestore::Reason::kInvalidField, message);
-}
-
 using StoredParts = google::protobuf::RepeatedPtrField<v1::StoredPart>;
 
 bool HasParts(const v1::AppendChunk& chunk) {
@@ -55,17 +51,6 @@ struct ChunkValues {
   const std::byte* data = nullptr;
   std::int64_t bytes = 0;  // that were placed so far
 };
-
-ChunkValues KOf(const v1::AppendChunk& chunk) {
-  ChunkValues values{.name = "k", .inside = chunk.k(), .offset = std::nullopt};
-  if (chunk.has_k_offset()) values.offset = chunk.k_offset();
-  return values;
-}
-ChunkValues VOf(const v1::AppendChunk& chunk) {
-  ChunkValues values{.name = "v", .inside = chunk.v(), .offset = std::nullopt};
-  if (chunk.has_v_offset()) values.offset = chunk.v_offset();
-  return values;
-}
 
 // Sets where they begin; of those in shared memory, CheckEnd says whether they end there, too.
 absl::Status FindBegin(const SourceLayout& layout, ChunkValues& values) {
@@ -184,8 +169,10 @@ absl::StatusOr<cachestore::Chunk> ChunkFrom(const v1::AppendChunk& chunk,
                         .saturate_non_finite = layout.saturate_non_finite};
   KVT_ASSIGN_OR_RETURN(out.first_token, TokensFrom(chunk.first_token(), "chunk.first_token"));
 
-  ChunkValues k = KOf(chunk);
-  ChunkValues v = VOf(chunk);
+  ChunkValues k{.name = "k", .inside = chunk.k(), .offset = std::nullopt};
+  ChunkValues v{.name = "v", .inside = chunk.v(), .offset = std::nullopt};
+  if (chunk.has_k_offset()) k.offset = chunk.k_offset();
+  if (chunk.has_v_offset()) v.offset = chunk.v_offset();
   KVT_RETURN_IF_ERROR(FindBegin(layout, k));
   KVT_RETURN_IF_ERROR(FindBegin(layout, v));
   for (int i = static_cast<int>(first); i < end; ++i) {
