@@ -139,17 +139,22 @@ void Append(client::Client& client, const std::string& model_id, const std::stri
 
 constexpr std::uint64_t kSlotBytes = 1 << 20, kSlots = 9;
 
+// A worker that shares memory with the server.
+struct SharingWorker {
+  std::vector<std::byte> kept;  // what it appends, and has read
+  std::shared_ptr<const client::SharedMemory> memory;
+};
+
 // As a worker does whose K and V become ready elsewhere: it puts them into shared memory, a slot
 // for each chunk under way.
 void AppendShared(client::Client& client, const std::string& model_id, const std::string& sequence,
-                  const Options& options, const std::vector<std::byte>& source,
-                  const client::SharedMemory& memory) {
+                  const Options& options, const SharingWorker& worker) {
   constexpr std::uint64_t kTokenBytes = kHeads * kDim * 2;  // of K, and of V
   constexpr std::uint32_t kTokens = kSlotBytes / kTokenBytes / 2;
   client::AppendOptions append;
   append.open.set_sequence(sequence);
   append.open.set_model_id(model_id);
-  append.open.set_transport_id(memory.transport_id());
+  append.open.set_transport_id(worker.memory->transport_id());
   append.max_unacked_chunks = kSlots - 1;
   auto stream = client.OpenAppend(append);
   if (!stream.ok()) Die(stream.status());
@@ -159,7 +164,7 @@ void AppendShared(client::Client& client, const std::string& model_id, const std
     for (std::uint32_t token = 0; token < tokens; token += kTokens) {
       const std::uint32_t count = std::min(kTokens, tokens - token);
       const std::uint64_t at = slot++ % kSlots * kSlotBytes;
-      std::memcpy(memory.data() + at, source.data() + from, 2 * count * kTokenBytes);
+      std::memcpy(worker.memory->data() + at, worker.kept.data() + from, 2 * count * kTokenBytes);
       from += 2 * count * kTokenBytes;
       v1::AppendChunk chunk;
       chunk.set_first_layer(layer);
@@ -240,12 +245,13 @@ class Subject {
       model_id_ = registered->model_id();
     }
     if (!shared_) return;
-    kept_.resize(static_cast<std::size_t>(options.gigabytes() * 1e9));
-    for (std::size_t at = 0; at + values.size() <= kept_.size(); at += values.size())
-      std::memcpy(kept_.data() + at, values.data(), values.size());
+    std::vector<std::byte>& kept = worker_.kept;
+    kept.resize(static_cast<std::size_t>(options.gigabytes() * 1e9));
+    for (std::size_t at = 0; at + values.size() <= kept.size(); at += values.size())
+      std::memcpy(kept.data() + at, values.data(), values.size());
     auto memory = client_->Share(kSlots * kSlotBytes);
     if (!memory.ok()) Die(memory.status());
-    memory_ = *std::move(memory);
+    worker_.memory = *std::move(memory);
   }
 
   static constexpr char kPlain[] = "plain stream";
@@ -256,11 +262,11 @@ class Subject {
   void Turn(bool counts) {
     const std::string name = SequenceName(options_);
     const auto write = [&] {
-      shared_ ? AppendShared(*client_, model_id_, name, options_, kept_, *memory_)
+      shared_ ? AppendShared(*client_, model_id_, name, options_, worker_)
               : Append(*client_, model_id_, name, options_, values_);
     };
     const auto fetch = [&] {
-      shared_ ? ReadShared(*client_, name, kept_) : Read(*client_, name, transfer_);
+      shared_ ? ReadShared(*client_, name, worker_.kept) : Read(*client_, name, transfer_);
     };
     counts ? append_.Run(write) : write();
     counts ? read_.Run(fetch) : fetch();
@@ -281,8 +287,7 @@ class Subject {
   Meter append_, read_;
   std::unique_ptr<client::Client> client_;
   std::string model_id_;
-  std::shared_ptr<const client::SharedMemory> memory_;
-  std::vector<std::byte> kept_;  // of a worker that shares: what it appends, and has read
+  SharingWorker worker_;
 };
 
 // A row and its limit take turns: the machine's speed may change meanwhile.

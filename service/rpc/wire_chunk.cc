@@ -45,7 +45,7 @@ std::int64_t Place(const std::byte* data, ElementType type, bool heads_first, co
 
 // The K or the V of a chunk's tokens that are not parts: inside the message, or in shared memory.
 struct ChunkValues {
-  const char* name;
+  const char* name = "";
   const std::string& inside;
   std::optional<std::uint64_t> offset;
   const std::byte* data = nullptr;
