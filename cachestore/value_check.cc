@@ -78,8 +78,7 @@ std::vector<float> CheckHeads(const TensorModel& tensor, const SourceTensor& sou
     return {};
   std::vector<float> largest(heads);
   kernels::LargestMagnitudes(source.RowsOf(range.shard_head, range.begin - range.first_token),
-                             tensor.dim(), range.end - range.begin, static_cast<int>(heads),
-                             source.head_stride, largest.data());
+                             tensor.dim(), range.end - range.begin, source.head_stride, largest);
   const float limit = LimitOf(tensor, saturate_non_finite);
   const bool fit = std::all_of(largest.begin(), largest.end(),
                                [limit](float magnitude) { return magnitude <= limit; });

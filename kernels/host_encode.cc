@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>
+#include <span>
 #include <type_traits>
 #include <vector>
 
@@ -54,9 +55,9 @@ float Largest(const ConstRows& rows, int dim, std::int64_t tokens) {
 // Heads that lie side by side are read token by token: twice as fast as one after the other, where
 // the data is in no cache.
 template <class T>
-void LargestOfHeads(const ConstRows& rows, int dim, std::int64_t tokens, int heads,
-                    std::int64_t head_stride, float* largest) {
-  std::vector<typename Integer<T>::Type> found(static_cast<std::size_t>(heads));
+void LargestOfHeads(const ConstRows& rows, int dim, std::int64_t tokens, std::int64_t head_stride,
+                    std::span<float> largest) {
+  std::vector<typename Integer<T>::Type> found(largest.size());
   for (std::int64_t token = 0; token < tokens; ++token) {
     const T* x = reinterpret_cast<const T*>(rows.data) + token * rows.token_stride;
     for (auto& of_head : found) {
@@ -64,18 +65,18 @@ void LargestOfHeads(const ConstRows& rows, int dim, std::int64_t tokens, int hea
       x += head_stride;
     }
   }
-  for (const auto of_head : found) *largest++ = Integer<T>::Value(of_head);
+  std::transform(found.begin(), found.end(), largest.begin(), Integer<T>::Value);
 }
 
-void LargestByHead(const ConstRows& rows, int dim, std::int64_t tokens, int heads,
-                   std::int64_t head_stride, float* largest) {
+void LargestByHead(const ConstRows& rows, int dim, std::int64_t tokens, std::int64_t head_stride,
+                   std::span<float> largest) {
   VisitElement(rows.type, [&](auto element) {
     using T = decltype(element);
     if (head_stride < rows.token_stride)
-      return LargestOfHeads<T>(rows, dim, tokens, heads, head_stride, largest);
+      return LargestOfHeads<T>(rows, dim, tokens, head_stride, largest);
     ConstRows of_head = rows;
-    for (int head = 0; head < heads; ++head) {
-      largest[head] = LargestOf<T>(of_head, dim, tokens);
+    for (float& found : largest) {
+      found = LargestOf<T>(of_head, dim, tokens);
       of_head.data += head_stride * static_cast<std::int64_t>(sizeof(T));
     }
   });
@@ -355,9 +356,9 @@ float LargestMagnitude(const ConstRows& rows, int dim, std::int64_t tokens) {
   return HWY_DYNAMIC_DISPATCH(Largest)(rows, dim, tokens);
 }
 
-void LargestMagnitudes(const ConstRows& rows, int dim, std::int64_t tokens, int heads,
-                       std::int64_t head_stride, float* largest) {
-  HWY_DYNAMIC_DISPATCH(LargestByHead)(rows, dim, tokens, heads, head_stride, largest);
+void LargestMagnitudes(const ConstRows& rows, int dim, std::int64_t tokens,
+                       std::int64_t head_stride, std::span<float> largest) {
+  HWY_DYNAMIC_DISPATCH(LargestByHead)(rows, dim, tokens, head_stride, largest);
 }
 
 const char* HostTargetInUse() { return HWY_DYNAMIC_DISPATCH(Target)(); }

@@ -29,7 +29,7 @@ TEST(LargestMagnitudes, OfEachHeadInEitherLayout) {
     const ConstRows rows{reinterpret_cast<const std::byte*>(values.data()), ElementType::kFp32,
                          token_stride};
     std::vector<float> largest(static_cast<std::size_t>(heads), -1);
-    LargestMagnitudes(rows, dim, tokens, heads, head_stride, largest.data());
+    LargestMagnitudes(rows, dim, tokens, head_stride, largest);
     for (int head = 0; head < heads; ++head) {
       float expected = 0;
       for (std::int64_t token = 0; token < tokens; ++token) {
