@@ -65,7 +65,8 @@ void LargestOfHeads(const ConstRows& rows, int dim, std::int64_t tokens, std::in
       x += head_stride;
     }
   }
-  std::transform(found.begin(), found.end(), largest.begin(), Integer<T>::Value);
+  std::transform(found.begin(), found.end(), largest.begin(),
+                 [](auto bits) { return Integer<T>::Value(bits); });
 }
 
 void LargestByHead(const ConstRows& rows, int dim, std::int64_t tokens, std::int64_t head_stride,
