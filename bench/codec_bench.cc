@@ -8,8 +8,8 @@
 #include <string>
 #include <vector>
 
+#include "bench/format_codecs.h"
 #include "bench/machine.h"
-#include "cachestore/model/format.h"
 #include "kernels/codec_speed.h"
 #include "kernels/codec_table.h"
 #include "kernels/host_target.h"
@@ -33,32 +33,6 @@ struct Options {
   ElementType source() const { return fp16 ? ElementType::kFp16 : ElementType::kBf16; }
 };
 
-struct Format {
-  std::string name;
-  Codec codec;
-};
-
-// K and V apart where they are stored by different codecs.
-std::vector<Format> Formats(ElementType source) {
-  std::vector<std::string> names = cachestore::FormatNames();
-  for (const char* with_options :
-       {"fp8_e4m3(scale=page)", "kivi2(scales=fp8_e4m3)", "q4_0(k_rotation=hadamard)"})
-    names.emplace_back(with_options);
-  std::vector<Format> formats;
-  for (const std::string& name : names) {
-    const cachestore::Format format = cachestore::ParseFormat(name).value();
-    const Codec k = cachestore::KFormat(format, source, kPageTokens).codec;
-    const Codec v = cachestore::VFormat(format, source, kPageTokens).codec;
-    if (k == v) {
-      formats.push_back({name, k});
-    } else {
-      formats.push_back({name + " K", k});
-      formats.push_back({name + " V", v});
-    }
-  }
-  return formats;
-}
-
 struct Row {
   std::string format;
   double bits;  // stored bits a value
@@ -77,10 +51,10 @@ double StoredBits(const Codec& codec) {
 
 Result Measure(const Options& options) {
   kernels::CodecSpeed speed(options.mib << 20, options.source());
-  const std::vector<Format> formats = Formats(options.source());
+  const std::vector<NamedCodec> formats = FormatCodecs(options.source(), kPageTokens);
   std::vector<Codec> codecs;
   codecs.reserve(formats.size());
-  for (const Format& format : formats) codecs.push_back(format.codec);
+  for (const NamedCodec& format : formats) codecs.push_back(format.codec);
   const auto speeds = speed.Measure(codecs, options.runs, [](int done, int all) {
     std::fprintf(stderr, "\r%d of %d%s", done, all, done == all ? "\n" : "");
   });

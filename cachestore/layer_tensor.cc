@@ -17,6 +17,11 @@ kernels::Codec SourceCodec(ElementType source) {
   return {.id = kernels::CodecId::kRaw, .element = source};
 }
 
+void CopyTo(const Allocation& to, const Allocation& from, Device& device) {
+  const Transfer all{to.data(), from.data(), from.size()};
+  device.Copy({&all, 1});
+}
+
 }  // namespace
 
 absl::StatusOr<Allocation> LayerTensor::Memory::Take(std::int64_t bytes) const {
@@ -92,7 +97,7 @@ absl::StatusOr<LayerTensor::Growth> LayerTensor::Reserve(const Need& need,
   for (std::int64_t page = 0; page < need.pages; ++page) {
     KVT_ASSIGN_OR_RETURN(Allocation bytes, memory.Take(model_->layout.bytes));
     growth.parts.push_back(
-        std::make_shared<Part>(std::move(bytes), *model_, side_, k_before_rope_, memory.device));
+        std::make_shared<Part>(std::move(bytes), *model_, side_, k_before_rope_));
   }
   if (need.slot) {
     KVT_ASSIGN_OR_RETURN(Allocation bytes, memory.Take(model_->residual_slot_bytes()));
@@ -101,15 +106,25 @@ absl::StatusOr<LayerTensor::Growth> LayerTensor::Reserve(const Need& need,
   return growth;
 }
 
-void LayerTensor::Grow(Growth growth, Device& device) {
+void LayerTensor::Grow(Growth growth, absl::Span<const HeadAdvance> heads, Device& device,
+                       Batches& batches) {
   for (std::shared_ptr<Part>& part : growth.parts) {
+    // No head has had codes there before.
+    std::vector<std::int64_t> codes(static_cast<std::size_t>(model_->heads()));
+    const std::int64_t first = end_page() * model_->layout.page_tokens;
+    for (const HeadAdvance& head : heads) {
+      codes[static_cast<std::size_t>(head.head)] = std::clamp<std::int64_t>(
+          CodeTokens(head.head, head.to) - first, 0, model_->layout.page_tokens);
+    }
+    const std::vector<Piece> empty = part->Empty(codes);
+    batches.empty.insert(batches.empty.end(), empty.begin(), empty.end());
     held_ += {.use = {.header = model_->layout.header_use()}, .allocated = part->bytes()};
     parts_.push_back(std::move(part));
   }
   if (growth.slot == nullptr) return;
   held_.allocated += growth.slot->memory().size();
   if (slot_ != nullptr) {  // a reader holds the old one: go on in a copy
-    device.Copy(growth.slot->memory().data(), slot_->memory().data(), slot_->memory().size());
+    CopyTo(growth.slot->memory(), slot_->memory(), device);
     held_.allocated -= slot_->memory().size();
   }
   slot_ = std::move(growth.slot);
@@ -156,6 +171,7 @@ void LayerTensor::QueueStored(const HeadQueue& queue, std::int64_t begin, std::i
     batches.copy.push_back({part.UnitAt(queue.head.head, in_page),
                             from + came.UnitOffset(queue.head.shard_head, in_page),
                             (until - begin) / layout.unit_tokens * layout.unit.total()});
+    batches.copied.push_back(part.ChecksumOf(queue.head.head));
     std::uint64_t& saturated = part.saturated(queue.head.head);
     saturated = std::max<std::uint64_t>(saturated, EntryOf(from, queue.head.shard_head).saturated);
     begin = until;
@@ -198,7 +214,8 @@ void LayerTensor::QueueCodes(const HeadQueue& queue, std::int64_t begin, std::in
           .source = rows,
           .units = static_cast<int>((until - begin) / layout.unit_tokens),
           .out = part.UnitAt(head, begin - page * layout.page_tokens)},
-         &part.saturated(head)});
+         &part.saturated(head),
+         until == (page + 1) * layout.page_tokens ? part.ChecksumOf(head) : ChecksumJob()});
     begin = until;
   }
 }
@@ -211,7 +228,7 @@ void LayerTensor::HoldResidual(std::int64_t tokens) {
 }
 
 void LayerTensor::Settle(absl::Span<const HeadAdvance> heads, std::int64_t residual_tokens,
-                         Device& device) {
+                         HeaderWrites& headers) {
   const PartLayout& layout = model_->layout;
   for (const HeadAdvance& head : heads) {
     std::int64_t begin = CodeTokens(head.head, head.from);
@@ -225,7 +242,7 @@ void LayerTensor::Settle(absl::Span<const HeadAdvance> heads, std::int64_t resid
       part.Hold(units);
       saturated_ += part.TakeNewSaturated();
       held_.use += {.codes = units * layout.unit.codes, .scales = units * layout.unit.scales};
-      if (until == page_end) part.FinishHead(head.head, device);
+      if (until == page_end) part.FinishHead(head.head, headers);
       begin = until;
     }
   }
@@ -285,7 +302,7 @@ absl::StatusOr<LayerTensor> LayerTensor::Copy(const Memory& memory) const {
   }
   if (slot_ != nullptr) {
     KVT_ASSIGN_OR_RETURN(Allocation bytes, memory.Take(slot_->memory().size()));
-    memory.device.Copy(bytes.data(), slot_->memory().data(), bytes.size());
+    CopyTo(bytes, slot_->memory(), memory.device);
     bytes.Hold(slot_->memory().held().use);
     copy.slot_ = std::make_shared<ResidualSlot>(std::move(bytes), *model_);
   }

@@ -88,24 +88,22 @@ class LayerTensor {
   // go to the residual; full units become codes; what stays residual is kept.
   struct Batches {
     // Codes that came as such; with `encode`.
-    struct Copy {
-      std::byte* to;
-      const std::byte* from;
-      std::int64_t bytes;
-    };
-    std::vector<Copy> copy;
+    std::vector<Transfer> copy;
+    std::vector<ChecksumJob> copied;  // what is full with that
     std::vector<EncodeJob> fill;
     std::vector<EncodeJob> encode;
     std::vector<EncodeJob> keep;
+    std::vector<Piece> empty;  // what of new memory stays without codes
   };
   // Puts the memory in place, then the jobs can be queued.
-  void Grow(Growth growth, Device& device);
+  void Grow(Growth growth, absl::Span<const HeadAdvance> heads, Device& device, Batches& batches);
   void Queue(absl::Span<const HeadAdvance> heads, const SourceTensor& source,
              std::int64_t first_token, Batches& batches);
 
-  // After the batches ran: accounts for them and makes full parts final.
+  // After the batches ran: accounts for them and makes full parts final, but for their headers.
   // `residual_tokens` is what remains over all heads.
-  void Settle(absl::Span<const HeadAdvance> heads, std::int64_t residual_tokens, Device& device);
+  void Settle(absl::Span<const HeadAdvance> heads, std::int64_t residual_tokens,
+              HeaderWrites& headers);
 
   // Of a head's values in a page how many have saturated so far, at the least.
   std::uint64_t SaturatedIn(std::int64_t page, int head) const {

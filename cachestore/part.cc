@@ -9,35 +9,47 @@
 
 namespace kvtier::cachestore {
 
-Part::Part(Allocation memory, const TensorModel& model, Side side, bool k_before_rope,
-           Device& device)
+Part::Part(Allocation memory, const TensorModel& model, Side side, bool k_before_rope)
     : model_(model),
       memory_(std::move(memory)),
       header_(MakePartHeader(model, side, k_before_rope)),
+      entries_(static_cast<std::size_t>(model.heads())),
       saturated_(static_cast<std::size_t>(model.heads())) {
-  device.Zero(memory_.data(), memory_.size());
   memory_.Hold({.header = layout().header_use()});
-  device.Write(memory_.data(), &header_, kPartHeaderBytes);
-  for (int head = 0; head < layout().heads; ++head)
-    WriteEntry(head, {.scale = ScaleOf(head)}, device);
 }
 
 Part::Part(Allocation memory, const Part& other, Device& device)
     : model_(other.model_),
       memory_(std::move(memory)),
       header_(other.header_),
+      entries_(other.entries_),
       saturated_(other.saturated_),
       finished_heads_(other.finished_heads_),
       final_(other.final_),
       was_cut_(other.was_cut_) {
-  device.Copy(memory_.data(), other.memory_.data(), memory_.size());
+  const Transfer all{memory_.data(), other.memory_.data(), memory_.size()};
+  device.Copy({&all, 1});
   memory_.Hold(other.memory_.held().use);
+}
+
+std::vector<Piece> Part::Empty(absl::Span<const std::int64_t> codes) const {
+  std::vector<Piece> empty{{memory_.data(), layout().header_bytes}};
+  for (int head = 0; head < layout().heads; ++head) {
+    std::byte* const begin = UnitAt(head, codes[static_cast<std::size_t>(head)]);
+    std::byte* const end =
+        head + 1 < layout().heads ? SliceAt(head + 1) : memory_.data() + memory_.size();
+    if (empty.back().memory + empty.back().bytes == begin) {
+      empty.back().bytes += end - begin;
+    } else if (end > begin) {
+      empty.push_back({begin, end - begin});
+    }
+  }
+  return empty;
 }
 
 void Part::Cut(std::int64_t token, absl::Span<const std::int64_t> codes, Device& device) {
   if (final_) {
-    std::vector<std::byte> start(static_cast<std::size_t>(layout().header_use()));
-    device.Fetch(start.data(), memory_.data(), layout().header_use());
+    const std::vector<std::byte> start = FetchHeader(device);
     for (int head = 0; head < layout().heads; ++head)
       saturated_.push_back(EntryOf(start.data(), head).saturated);
     final_ = false;
@@ -46,53 +58,91 @@ void Part::Cut(std::int64_t token, absl::Span<const std::int64_t> codes, Device&
   finished_heads_ = 0;
   header_.tokens = 0;
   header_.checksum = 0;
-  device.Write(memory_.data(), &header_, kPartHeaderBytes);
+  entries_.assign(static_cast<std::size_t>(layout().heads), {});
+  std::vector<Piece> gone{{memory_.data(), layout().header_bytes}};
   for (int head = 0; head < layout().heads; ++head) {
-    WriteEntry(head, {.scale = ScaleOf(head)}, device);
     const std::int64_t units =
         (codes[static_cast<std::size_t>(head)] - token) / layout().unit_tokens;
     if (units <= 0) continue;
-    device.Zero(UnitAt(head, token), units * layout().unit.total());
+    gone.push_back({UnitAt(head, token), units * layout().unit.total()});
     Hold(-units);
   }
+  device.Zero(gone);
 }
 
 void Part::Hold(std::int64_t units) {
   memory_.Hold({.codes = units * layout().unit.codes, .scales = units * layout().unit.scales});
 }
 
-void Part::WriteEntry(int head, const HeadEntry& entry, Device& device) {
-  device.Write(memory_.data() + kPartHeaderBytes + head * kHeadEntryBytes, &entry, kHeadEntryBytes);
+ChecksumJob Part::ChecksumOf(int head) {
+  return {SliceAt(head), layout().slice_bytes, &entries_[static_cast<std::size_t>(head)].checksum};
 }
 
-void Part::FinishHead(int head, Device& device) {
+void Part::FinishHead(int head, HeaderWrites& writes) {
   KVT_CHECK(!final_ && finished_heads_ < layout().heads);
-  WriteEntry(head,
-             {.checksum = device.Checksum(SliceAt(head), layout().slice_bytes),
-              .scale = ScaleOf(head),
-              .saturated = static_cast<std::uint32_t>(saturated(head))},
-             device);
+  HeadEntry& entry = entries_[static_cast<std::size_t>(head)];
+  entry.scale = ScaleOf(head);
+  entry.saturated = static_cast<std::uint32_t>(saturated(head));
   if (++finished_heads_ < layout().heads) return;
   header_.tokens = header_.page_tokens;
-  device.Write(memory_.data(), &header_, kPartHeaderBytes);
-  header_.checksum = device.Checksum(memory_.data(), layout().header_use());
-  device.Write(memory_.data() + offsetof(PartHeader, checksum), &header_.checksum,
-               sizeof header_.checksum);
+  std::vector<std::byte> start(static_cast<std::size_t>(layout().header_use()));
+  WriteHeader(start.data(), header_);
+  for (int of = 0; of < layout().heads; ++of)
+    WriteEntry(start.data(), of, entries_[static_cast<std::size_t>(of)]);
+  header_.checksum = HeaderChecksum(start.data(), layout().header_use());
+  WriteHeader(start.data(), header_);
+  writes.Add(memory_.data(), std::move(start));
+  entries_ = {};
   saturated_ = {};
   final_ = true;
 }
 
-std::optional<int> Part::FindDamage(HeadRange heads, Device& device) const {
+std::vector<std::byte> Part::FetchHeader(Device& device) const {
   std::vector<std::byte> start(static_cast<std::size_t>(layout().header_use()));
-  device.Fetch(start.data(), memory_.data(), layout().header_use());
-  if (std::memcmp(start.data(), &header_, kPartHeaderBytes) != 0 ||
-      HeaderChecksum(start.data(), layout().header_use()) != header_.checksum)
-    return heads.first;
-  for (int head = heads.first; head < heads.end; ++head) {
-    const std::uint64_t stored = EntryOf(start.data(), head).checksum;
-    if (device.Checksum(SliceAt(head), layout().slice_bytes) != stored) return head;
+  const Transfer fetch{start.data(), memory_.data(), layout().header_use()};
+  device.Fetch({&fetch, 1});
+  return start;
+}
+
+bool Part::HeaderIs(const std::vector<std::byte>& start) const {
+  return std::memcmp(start.data(), &header_, kPartHeaderBytes) == 0 &&
+         HeaderChecksum(start.data(), layout().header_use()) == header_.checksum;
+}
+
+std::vector<std::optional<int>> FindDamage(absl::Span<const Part* const> parts, HeadRange heads,
+                                           Device& device) {
+  std::vector<std::vector<std::byte>> headers;
+  std::vector<Transfer> fetches;
+  std::vector<std::uint64_t> checksums(parts.size() * static_cast<std::size_t>(heads.count()));
+  std::vector<ChecksumJob> jobs;
+  for (const Part* part : parts) {
+    const PartLayout& layout = part->layout();
+    headers.emplace_back(static_cast<std::size_t>(layout.header_use()));
+    fetches.push_back({headers.back().data(), part->data(), layout.header_use()});
+    for (int head = heads.first; head < heads.end; ++head)
+      jobs.push_back({part->SliceAt(head), layout.slice_bytes, &checksums[jobs.size()]});
   }
-  return std::nullopt;
+  device.Fetch(fetches);
+  device.Checksum(jobs);
+  std::vector<std::optional<int>> damage;
+  const std::uint64_t* checksum = checksums.data();
+  for (std::size_t i = 0; i < parts.size(); ++i, checksum += heads.count()) {
+    damage.emplace_back();
+    for (int head = heads.end - 1; head >= heads.first; --head) {
+      if (checksum[head - heads.first] != EntryOf(headers[i].data(), head).checksum)
+        damage.back() = head;
+    }
+    if (!parts[i]->HeaderIs(headers[i])) damage.back() = heads.first;
+  }
+  return damage;
+}
+
+void HeaderWrites::Write(Device& device) {
+  std::vector<Transfer> transfers;
+  transfers.reserve(writes_.size());
+  for (const auto& [to, start] : writes_)
+    transfers.push_back({to, start.data(), static_cast<std::int64_t>(start.size())});
+  device.Write(transfers);
 }
 
 }  // namespace kvtier::cachestore

@@ -15,15 +15,31 @@
 
 namespace kvtier::cachestore {
 
+// The first bytes of parts that became final: written together.
+class HeaderWrites {
+ public:
+  void Add(std::byte* to, std::vector<std::byte> start) {
+    writes_.emplace_back(to, std::move(start));
+  }
+  void Write(Device& device);
+
+ private:
+  std::vector<std::pair<std::byte*, std::vector<std::byte>>> writes_;
+};
+
 // The K or the V of one page. Filling until every head has all its tokens, then final: checksummed,
 // never written again. Changed only by its sequence, under the sequence's lock; readers touch only
 // tokens that were codes when they pinned it.
 class Part {
  public:
-  // `model` must outlive the part. Zeroes the memory.
-  Part(Allocation memory, const TensorModel& model, Side side, bool k_before_rope, Device& device);
+  // `model` must outlive the part. What the memory held before stays there: see Empty.
+  Part(Allocation memory, const TensorModel& model, Side side, bool k_before_rope);
   // A copy that goes on by itself.
   Part(Allocation memory, const Part& other, Device& device);
+
+  // What of its memory holds no codes where each head has `codes` tokens of them: it has to be
+  // zeroed before anybody reads the part.
+  std::vector<Piece> Empty(absl::Span<const std::int64_t> codes) const;
 
   // Its tokens from `token` on go, of which `codes[head]` were codes, and it is filling again. What
   // has been counted as saturated stays counted, though some of that may be among them. Nobody may
@@ -66,23 +82,32 @@ class Part {
   // `units` more units of a head hold codes.
   void Hold(std::int64_t units);
 
-  // The head's slice is full: checksums it, and the header once it was the last head's.
-  void FinishHead(int head, Device& device);
+  // What checksums a head's slice once it is full.
+  ChecksumJob ChecksumOf(int head);
 
-  // The first of `heads` whose slice is no longer as it was stored; the first of all where the
-  // header or the entries are not. Only for final parts.
-  std::optional<int> FindDamage(HeadRange heads, Device& device) const;
+  // The head's slice is full, and checksummed. With the last head the part is final, once its
+  // header is written.
+  void FinishHead(int head, HeaderWrites& writes);
+
+  // Whether these are its first bytes, header and entries. Only of final parts.
+  bool HeaderIs(const std::vector<std::byte>& start) const;
 
  private:
-  void WriteEntry(int head, const HeadEntry& entry, Device& device);
+  std::vector<std::byte> FetchHeader(Device& device) const;
 
   const TensorModel& model_;
   Allocation memory_;
-  PartHeader header_;                     // as in memory, but for `saturated`
+  PartHeader header_;                     // as in memory once it is final
+  std::vector<HeadEntry> entries_;        // by head, while it is filling
   std::vector<std::uint64_t> saturated_;  // by head, while it is filling
   int finished_heads_ = 0;
   bool final_ = false;
   bool was_cut_ = false;
 };
+
+// Of each of `parts`, all final and of as many heads, the first of `heads` whose slice is no longer
+// as it was stored, the first of all where the header or the entries are not.
+std::vector<std::optional<int>> FindDamage(absl::Span<const Part* const> parts, HeadRange heads,
+                                           Device& device);
 
 }  // namespace kvtier::cachestore

@@ -14,15 +14,18 @@ absl::StatusOr<std::shared_ptr<Part>> Requantize(const Part& from, const TensorM
                                                  Allocation memory, Device& device) {
   KVT_CHECK(memory.size() >= to.layout.bytes);
   // Whoever reads it has to be told; a new checksum would hide it.
-  if (from.FindDamage({0, to.heads()}, device).has_value()) return nullptr;
-  auto part =
-      std::make_shared<Part>(std::move(memory), to, from.side(), from.k_before_rope(), device);
+  const Part* const source_part = &from;
+  if (FindDamage({&source_part, 1}, {0, to.heads()}, device).front().has_value()) return nullptr;
+  auto part = std::make_shared<Part>(std::move(memory), to, from.side(), from.k_before_rope());
   const int dim = to.dim(), page_tokens = to.layout.page_tokens;
   const int units = page_tokens / to.layout.unit_tokens;
   const float limit = kernels::MagnitudeLimit(to.layout.codec, dim);
   std::vector<float> values(static_cast<std::size_t>(dim) * static_cast<std::size_t>(page_tokens));
   auto* const bytes = reinterpret_cast<std::byte*>(values.data());
   const kernels::ConstRows source{bytes, ElementType::kFp32, dim};
+  device.Zero(
+      part->Empty(std::vector<std::int64_t>(static_cast<std::size_t>(to.heads()), page_tokens)));
+  HeaderWrites header;
   // What had saturated before counts on.
   part->saturated(0) = static_cast<std::uint64_t>(from.saturated_values());
   for (int head = 0; head < to.heads(); ++head) {
@@ -41,12 +44,15 @@ absl::StatusOr<std::shared_ptr<Part>> Requantize(const Part& from, const TensorM
                             .source = source,
                             .units = units,
                             .out = part->UnitAt(head, 0)},
-                           &part->saturated(head)};
+                           &part->saturated(head),
+                           part->ChecksumOf(head)};
     KVT_RETURN_IF_ERROR(device.Encode({&encode, 1}));
     part->Hold(units);
     part->TakeNewSaturated();
-    part->FinishHead(head, device);
+    part->FinishHead(head, header);
   }
+  header.Write(device);
+  KVT_RETURN_IF_ERROR(device.Health());
   return part;
 }
 

@@ -254,7 +254,8 @@ class Sequence : public std::enable_shared_from_this<Sequence> {
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status RunChunk(const Chunk& chunk, std::vector<PlannedLayer>& planned)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  void SettleLayer(const PlannedLayer& planned) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void SettleLayer(const PlannedLayer& planned, HeaderWrites& headers)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   int HeadsOf(int layer) const;
   AppendResult Standing(const Shard& shard) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   std::int64_t LeastReceived(const Shard& shard) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);

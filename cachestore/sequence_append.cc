@@ -127,20 +127,22 @@ absl::Status Sequence::TakeMemory(std::vector<PlannedLayer>& planned, std::int64
 absl::Status Sequence::RunChunk(const Chunk& chunk, std::vector<PlannedLayer>& planned) {
   LayerTensor::Batches batches;
   for (PlannedLayer& plan : planned) {
-    plan.layer->k.Grow(std::move(plan.k), home_.device);
+    plan.layer->k.Grow(std::move(plan.k), plan.heads, home_.device, batches);
     plan.layer->k.Queue(plan.heads, plan.source->k, chunk.first_token, batches);
     if (plan.layer->v.model().dim() == 0) continue;
-    plan.layer->v.Grow(std::move(plan.v), home_.device);
+    plan.layer->v.Grow(std::move(plan.v), plan.heads, home_.device, batches);
     plan.layer->v.Queue(plan.heads, plan.source->v, chunk.first_token, batches);
   }
-  for (const LayerTensor::Batches::Copy& copy : batches.copy)
-    home_.device.Write(copy.to, copy.from, copy.bytes);
+  home_.device.Zero(batches.empty);
+  home_.device.Write(batches.copy);
+  home_.device.Checksum(batches.copied);
   KVT_RETURN_IF_ERROR(home_.device.Encode(batches.fill));
   KVT_RETURN_IF_ERROR(home_.device.Encode(batches.encode));
-  return home_.device.Encode(batches.keep);
+  KVT_RETURN_IF_ERROR(home_.device.Encode(batches.keep));
+  return home_.device.Health();
 }
 
-void Sequence::SettleLayer(const PlannedLayer& planned) {
+void Sequence::SettleLayer(const PlannedLayer& planned, HeaderWrites& headers) {
   LayerState& layer = *planned.layer;
   for (const HeadAdvance& head : planned.heads)
     layer.received[static_cast<std::size_t>(head.head)] = head.to;
@@ -150,8 +152,8 @@ void Sequence::SettleLayer(const PlannedLayer& planned) {
       tokens += tensor.ResidualTokens(static_cast<int>(head), layer.received[head]);
     return tokens;
   };
-  layer.k.Settle(planned.heads, residual(layer.k), home_.device);
-  if (layer.v.model().dim() > 0) layer.v.Settle(planned.heads, residual(layer.v), home_.device);
+  layer.k.Settle(planned.heads, residual(layer.k), headers);
+  if (layer.v.model().dim() > 0) layer.v.Settle(planned.heads, residual(layer.v), headers);
 }
 
 absl::StatusOr<AppendResult> Sequence::Append(const WriterClaim& claim, const Chunk& chunk,
@@ -176,6 +178,7 @@ absl::StatusOr<AppendResult> Sequence::AppendLocked(const WriterClaim& claim, co
     Report(0);
     return status;
   }
+  HeaderWrites headers;
   std::int64_t source_bytes = 0;
   std::int64_t skipped = chunk.tokens;  // what every layer and head had already
   for (const PlannedLayer& plan : planned) {
@@ -187,8 +190,9 @@ absl::StatusOr<AppendResult> Sequence::AppendLocked(const WriterClaim& claim, co
       skipped = std::min(skipped, head.from - chunk.first_token);
     }
     owner_.model->Observe(plan.observed);
-    SettleLayer(plan);
+    SettleLayer(plan, headers);
   }
+  headers.Write(home_.device);
   Publish();
   if (!planned.empty()) followers_.Tell(notices);
   last_message_ = now;

@@ -301,6 +301,7 @@ template <class F>
 absl::Status SequenceReader::Guarded(F copy) const {
   KVT_RETURN_IF_ERROR(lease_->Check());
   KVT_RETURN_IF_ERROR(copy());
+  KVT_RETURN_IF_ERROR(device_->Health());
   return lease_->Check();
 }
 
@@ -437,17 +438,26 @@ absl::Status SequenceReader::Verify(TensorPins& tensor, std::int64_t first_token
   const HeadRange heads{pins_.shard.first_head, pins_.shard.EndHeadIn(tensor.model->heads())};
   const int page_tokens = tensor.model->layout.page_tokens;
   const std::int64_t last_page = (first_token + tokens - 1) / page_tokens;
+  std::vector<std::int64_t> pages;
+  std::vector<const Part*> parts;
   for (std::int64_t page = first_token / page_tokens; page <= last_page; ++page) {
     const auto index = static_cast<std::size_t>(page - tensor.first_page);
     if (index >= tensor.parts.size()) continue;
-    TensorPins::PinnedPart& pinned = tensor.parts[index];
+    const TensorPins::PinnedPart& pinned = tensor.parts[index];
     if (!pinned.final || pinned.verified) continue;
-    if (const std::optional<int> head = pinned.part->FindDamage(heads, *device_)) {
+    pages.push_back(page);
+    parts.push_back(pinned.part.get());
+  }
+  if (parts.empty()) return absl::OkStatus();
+  const std::vector<std::optional<int>> damage = FindDamage(parts, heads, *device_);
+  KVT_RETURN_IF_ERROR(device_->Health());
+  for (std::size_t i = 0; i < pages.size(); ++i) {
+    if (damage[i].has_value()) {
       return Error(Reason::kChecksum,
                    fmt::format("page {} head {} does not have the checksum it was stored with",
-                               page, *head));
+                               pages[i], *damage[i]));
     }
-    pinned.verified = true;
+    tensor.parts[static_cast<std::size_t>(pages[i] - tensor.first_page)].verified = true;
   }
   return absl::OkStatus();
 }

@@ -21,16 +21,20 @@ void FillFillingPart(const TensorPins& tensor, HeadRange heads, std::int64_t pag
   const Part& part = *PartAt(tensor, page).part;
   std::memset(out, 0, static_cast<std::size_t>(PartBytes(layout, heads.count())));
   const std::vector<std::int64_t> tokens = PartTokens(tensor, heads, page);
+  std::vector<Transfer> filled;
+  for (int head = heads.first; head < heads.end; ++head) {
+    const std::int64_t units =
+        tokens[static_cast<std::size_t>(head - heads.first)] / layout.unit_tokens;
+    filled.push_back({out + layout.SliceOffset(head - heads.first), part.SliceAt(head),
+                      units * layout.unit.total()});
+  }
+  device.Fetch(filled);
   PartHeader header = MakePartHeader(*tensor.model, part.side(), part.k_before_rope());
   header.tokens = static_cast<std::uint32_t>(*std::min_element(tokens.begin(), tokens.end()));
   for (int head = 0; head < layout.heads; ++head) {
     HeadEntry entry{.scale = part.ScaleOf(head)};
-    if (head >= heads.first && head < heads.end) {
-      std::byte* slice = out + layout.SliceOffset(head - heads.first);
-      const std::int64_t filled = tokens[static_cast<std::size_t>(head - heads.first)];
-      device.Fetch(slice, part.SliceAt(head), filled / layout.unit_tokens * layout.unit.total());
-      entry.checksum = Checksum(slice, layout.slice_bytes);
-    }
+    if (head >= heads.first && head < heads.end)
+      entry.checksum = Checksum(out + layout.SliceOffset(head - heads.first), layout.slice_bytes);
     WriteEntry(out, head, entry);
   }
   WriteHeader(out, header);
@@ -88,8 +92,8 @@ void FillStoredPart(const TensorPins& tensor, HeadRange heads, std::int64_t page
   const PartLayout& layout = tensor.model->layout;
   const std::int64_t slices = heads.count() * layout.slice_bytes;
   const std::int64_t end = layout.header_bytes + slices;
-  device.Fetch(out, pinned.part->data(), layout.header_bytes);
-  device.Fetch(out + layout.header_bytes, pinned.part->SliceAt(heads.first), slices);
+  device.Fetch({{out, pinned.part->data(), layout.header_bytes},
+                {out + layout.header_bytes, pinned.part->SliceAt(heads.first), slices}});
   std::memset(out + end, 0, static_cast<std::size_t>(PartBytes(layout, heads.count()) - end));
 }
 

@@ -26,7 +26,7 @@ set(CMAKE_CXX_FLAGS_RELEASE "-O2 -g1 -DNDEBUG")
 
 # A codec gives the same bits wherever it is compiled: contraction of a * b + c is off (it is on by default, and shows
 # on machines with FMA). The other two change no value; they let loops be vectorized.
-add_compile_options(-ffp-contract=off -fno-math-errno -fno-trapping-math)
+add_compile_options("$<$<COMPILE_LANGUAGE:CXX>:-ffp-contract=off;-fno-math-errno;-fno-trapping-math>")
 
 find_program(KVTIER_CCACHE ccache)
 if(KVTIER_CCACHE AND NOT CMAKE_CXX_COMPILER_LAUNCHER)
@@ -51,7 +51,7 @@ target_compile_options(
             $<$<BOOL:${KVTIER_WERROR}>:-Werror>)
 
 # Stack traces and __FILE__ name files as the repository does, and two checkouts share a cache.
-add_compile_options("-ffile-prefix-map=${PROJECT_SOURCE_DIR}/=")
+add_compile_options("$<$<COMPILE_LANGUAGE:CXX>:-ffile-prefix-map=${PROJECT_SOURCE_DIR}/=>")
 
 find_program(KVTIER_LINKER NAMES mold ld.lld)
 if(KVTIER_LINKER)
@@ -62,6 +62,6 @@ endif()
 
 if(KVTIER_SANITIZE)
   set(kvtier_sanitize "-fsanitize=${KVTIER_SANITIZE}")
-  add_compile_options(${kvtier_sanitize} -fno-sanitize-recover=all -fno-omit-frame-pointer)
+  add_compile_options("$<$<COMPILE_LANGUAGE:CXX>:${kvtier_sanitize};-fno-sanitize-recover=all;-fno-omit-frame-pointer>")
   add_link_options(${kvtier_sanitize})
 endif()

@@ -86,7 +86,7 @@ constexpr bool IsBlocks(ElementType type) {
 // Calls f with a value of the C++ type that holds one element, of types that aren't blocks; the
 // value itself means nothing.
 template <class F>
-auto VisitElement(ElementType type, F&& f) {
+constexpr auto VisitElement(ElementType type, F&& f) {
   switch (type) {
     case ElementType::kBf16:
       return f(Bf16{});

@@ -17,20 +17,23 @@ namespace kvtier::kernels {
 // 32 channels from a multiple of 32 on, +1 where a channel's bit is set, the first in the lowest:
 // bit 23 of each output of the Mersenne twister seeded with 0x9e3779b9, inverted, which is how
 // torch's CPU generator draws Bernoulli(0.5).
-KVT_HD std::uint32_t RotationSigns(int first_channel) {
-  KVT_TABLE std::uint32_t kSigns[kMaxHeadDim / 32] = {
-      0x6573590du, 0x808035b1u, 0xa6443d6cu, 0x6b7f5438u, 0x4aa48b81u, 0xabafc441u, 0x320b9848u,
-      0xfa2043a0u, 0x4d6e1c33u, 0xa8a9c7cbu, 0x1b951ddau, 0x9803b359u, 0x3038796eu, 0xcd26200eu,
-      0xc9a02476u, 0x8a9dacb9u, 0x99751b1cu, 0x26308c56u, 0x14ff7d49u, 0xf35c904bu, 0x1d618cccu,
-      0x5af2c8c0u, 0xf0c30314u, 0xe2abe201u, 0x4d1b30fau, 0xe1cd2a78u, 0xdc888e53u, 0x3878d702u,
-      0xb411a56fu, 0xa95bf25fu, 0x446bab0fu, 0x0997f98bu};
-  return kSigns[first_channel / 32];
+struct RotationSignWords {
+  std::uint32_t words[kMaxHeadDim / 32];
+};
+inline constexpr RotationSignWords kRotationSigns = {
+    {0x6573590du, 0x808035b1u, 0xa6443d6cu, 0x6b7f5438u, 0x4aa48b81u, 0xabafc441u, 0x320b9848u,
+     0xfa2043a0u, 0x4d6e1c33u, 0xa8a9c7cbu, 0x1b951ddau, 0x9803b359u, 0x3038796eu, 0xcd26200eu,
+     0xc9a02476u, 0x8a9dacb9u, 0x99751b1cu, 0x26308c56u, 0x14ff7d49u, 0xf35c904bu, 0x1d618cccu,
+     0x5af2c8c0u, 0xf0c30314u, 0xe2abe201u, 0x4d1b30fau, 0xe1cd2a78u, 0xdc888e53u, 0x3878d702u,
+     0xb411a56fu, 0xa95bf25fu, 0x446bab0fu, 0x0997f98bu}};
+inline std::uint32_t RotationSigns(int first_channel) {
+  return kRotationSigns.words[first_channel / 32];
 }
-KVT_HD bool RotationSign(int channel) {
+inline bool RotationSign(int channel) {
   return (RotationSigns(channel) >> (channel % 32) & 1u) != 0;
 }
 
-KVT_HD void ApplyRotationSigns(float* x, int dim) {
+inline void ApplyRotationSigns(float* x, int dim) {
   for (int first = 0; first < dim; first += 32) {
     const std::uint32_t signs = ~RotationSigns(first);
     const int count = dim - first < 32 ? dim - first : 32;
@@ -63,6 +66,9 @@ struct Int4PerTokenHead {
     int zero_point;
 
     // Of rows from `minimum` to `maximum`.
+    KVT_HD float Value(std::uint32_t code) const {
+      return static_cast<float>(static_cast<int>(code) - zero_point) * scale;
+    }
     KVT_HD static Scaling Of(float minimum, float maximum) {
       // Halves, so that the difference can't overflow.
       const float measured = (maximum * 0.5f - minimum * 0.5f) / 7.5f;
@@ -72,11 +78,16 @@ struct Int4PerTokenHead {
     KVT_HD static Scaling Load(const std::uint8_t* stored) {
       std::uint32_t word;
       std::memcpy(&word, stored, sizeof word);
+      return FromWord(word);
+    }
+    KVT_HD static Scaling FromWord(std::uint32_t word) {
       return {FromBits(word & ~kZeroPointBits), static_cast<int>(word & kZeroPointBits)};
     }
+    KVT_HD std::uint32_t Word() const {
+      return (Bits(scale) & ~kZeroPointBits) | static_cast<std::uint32_t>(zero_point);
+    }
     KVT_HD void Store(std::uint8_t* stored) const {
-      const std::uint32_t word =
-          (Bits(scale) & ~kZeroPointBits) | static_cast<std::uint32_t>(zero_point);
+      const std::uint32_t word = Word();
       std::memcpy(stored, &word, sizeof word);
     }
     // Before it is rounded. It grows with y.
@@ -86,8 +97,7 @@ struct Int4PerTokenHead {
 
   // Returns how many values saturated: in the source type after the transform, or, where the
   // transformed row lies so far to one side of 0 that the zero point can't reach it, in their code.
-  KVT_HD static std::uint32_t Encode(const float* x, int dim, ElementType source,
-                                     std::uint8_t* row) {
+  static std::uint32_t Encode(const float* x, int dim, ElementType source, std::uint8_t* row) {
     float y[kMaxHeadDim];
     y[0] = 0.0f;  // the compiler doesn't know that rows are never empty
     for (int c = 0; c < dim; ++c) y[c] = x[c];
@@ -117,11 +127,11 @@ struct Int4PerTokenHead {
     return saturated;
   }
 
-  KVT_HD static void Decode(const std::uint8_t* row, int dim, float* out) {
+  static void Decode(const std::uint8_t* row, int dim, float* out) {
     const Scaling scaling = Scaling::Load(row + dim / 2);
     for (int i = 0; i < dim / 2; ++i) {
-      out[2 * i] = static_cast<float>((row[i] & 15) - scaling.zero_point) * scaling.scale;
-      out[2 * i + 1] = static_cast<float>((row[i] >> 4) - scaling.zero_point) * scaling.scale;
+      out[2 * i] = scaling.Value(row[i] & 15u);
+      out[2 * i + 1] = scaling.Value(std::uint32_t{row[i]} >> 4);
     }
     Hadamard(out, dim);
     const float factor = 1.0f / static_cast<float>(HadamardBlock(dim));

@@ -18,18 +18,19 @@ struct LlamaQ8 {
   static constexpr int kBytes = kLlamaQ8Bytes;
   static constexpr float kLargestMagnitude = 127.0f * 65504.0f;
 
+  KVT_HD static float Step(float largest) { return largest / 127.0f; }
+  KVT_HD static std::uint8_t Code(float y) {
+    // The float below 0.5: adding 0.5 itself would lift the value below 0.5 to 1.
+    const float away = y + FromBits(0x3effffffu | (Bits(y) & 0x80000000u));
+    return static_cast<std::uint8_t>(static_cast<std::int8_t>(away));
+  }
   template <class Source>
   KVT_HD static void Encode(const Source* x, std::uint8_t* __restrict out) {
-    const float d = Integer<Source>::Value(LargestMagnitudeOf(x, kLlamaBlock)) / 127.0f;
+    const float d = Step(Integer<Source>::Value(LargestMagnitudeOf(x, kLlamaBlock)));
     const float inverse = FiniteOrZero(1.0f / d);
     const Fp16 stored = FromFloat<Fp16>(d);
     std::memcpy(out, &stored, sizeof stored);
-    for (int i = 0; i < kLlamaBlock; ++i) {
-      const float y = ToFloat(x[i]) * inverse;
-      // The float below 0.5: adding 0.5 itself would lift the value below 0.5 to 1.
-      const float away = y + FromBits(0x3effffffu | (Bits(y) & 0x80000000u));
-      out[2 + i] = static_cast<std::uint8_t>(static_cast<std::int8_t>(away));
-    }
+    for (int i = 0; i < kLlamaBlock; ++i) out[2 + i] = Code(ToFloat(x[i]) * inverse);
   }
   KVT_HD static void Decode(const std::uint8_t* in, float* out) {
     Fp16 stored{};
@@ -45,6 +46,10 @@ struct LlamaQ8 {
 struct LlamaQ4 {
   static constexpr int kBytes = kLlamaQ4Bytes;
   static constexpr float kLargestMagnitude = 8.0f * 65504.0f;
+
+  KVT_HD static std::uint8_t Code(float y) {
+    return static_cast<std::uint8_t>(static_cast<int>(Clamp(y + 8.5f, 15.0f)));
+  }
 
   // The first value of largest magnitude. As signed integers the largest positive value is the
   // largest, as unsigned ones the largest negative one; only blocks in which both are equally large
@@ -80,9 +85,7 @@ struct LlamaQ4 {
     const Fp16 stored = FromFloat<Fp16>(d);
     std::memcpy(out, &stored, sizeof stored);
     std::uint8_t codes[kLlamaBlock];
-    for (int i = 0; i < kLlamaBlock; ++i)
-      codes[i] =
-          static_cast<std::uint8_t>(static_cast<int>(Clamp(ToFloat(x[i]) * inverse + 8.5f, 15.0f)));
+    for (int i = 0; i < kLlamaBlock; ++i) codes[i] = Code(ToFloat(x[i]) * inverse);
     for (int j = 0; j < kLlamaBlock / 2; ++j)
       out[2 + j] = static_cast<std::uint8_t>(codes[j] | codes[j + kLlamaBlock / 2] << 4);
   }

@@ -37,6 +37,8 @@ struct Nvfp4Block {  // NOLINT(cppcoreguidelines-pro-type-member-init): Encode f
   float error = 0.0f;           // sum of squares; only where it is asked for
   std::uint8_t codes[kValues];
 
+  KVT_HD static bool Saturates(float y) { return FromBits(Bits(y) & 0x7fffffffu) > 7.0f; }
+
   // `divisor`: the code value that the block's largest magnitude is to become.
   KVT_HD static E4m3 ScaleOf(float largest, float divisor, float scale_of_all) {
     return FromFloat<E4m3>(1.0f / scale_of_all * (largest * (1.0f / divisor)));
@@ -51,7 +53,7 @@ struct Nvfp4Block {  // NOLINT(cppcoreguidelines-pro-type-member-init): Encode f
     for (int i = 0; i < kValues; ++i) {
       const float y = x[i] * inverse;
       codes[i] = static_cast<std::uint8_t>(E2m1Code(y));
-      saturated += FromBits(Bits(y) & 0x7fffffffu) > 7.0f ? 1u : 0u;
+      saturated += Saturates(y) ? 1u : 0u;
     }
     if constexpr (kMeasured) {
       // Pairs, then pairs of pairs: an order that vectors can keep.

@@ -30,11 +30,15 @@ struct Fp8PerTokenHead {
   KVT_HD static float Decode(Code code) { return ToFloat(code); }
 };
 
-template <class Kind, class Source>
-KVT_HD float PerTokenHeadScale(const Source* x, int dim) {
-  const float largest = Integer<Source>::Value(LargestMagnitudeOf(x, dim));
+template <class Kind>
+KVT_HD float PerTokenHeadScale(float largest) {
   const float measured = largest / Kind::kLargest;
   return measured > 1e-6f ? measured : 1e-6f;
+}
+
+template <class Kind, class Source>
+KVT_HD float PerTokenHeadScale(const Source* x, int dim) {
+  return PerTokenHeadScale<Kind>(Integer<Source>::Value(LargestMagnitudeOf(x, dim)));
 }
 
 template <class Kind, class Source>

@@ -8,11 +8,16 @@
 #error "kernels/ promises IEEE arithmetic; build without -ffast-math"
 #endif
 
-// KVT_TABLE is a constant array within such a function: the host doesn't copy it at each call.
+// KVT_DEVICE is for kernels alone, which the host only emulates; so are the two that unroll a loop.
 #if defined(__CUDACC__)
 #define KVT_HD __host__ __device__ __forceinline__
-#define KVT_TABLE constexpr
+#define KVT_DEVICE __device__ __forceinline__
+#define KVT_UNROLL _Pragma("unroll")
+#define KVT_UNROLL_BY(n) KVT_UNROLL_PRAGMA(unroll n)
+#define KVT_UNROLL_PRAGMA(words) _Pragma(#words)
 #else
 #define KVT_HD inline __attribute__((always_inline))
-#define KVT_TABLE static constexpr
+#define KVT_DEVICE inline
+#define KVT_UNROLL
+#define KVT_UNROLL_BY(n)
 #endif

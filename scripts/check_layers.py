@@ -35,7 +35,7 @@ GENERATED = {"kvtier/v1/": "proto", "google/rpc/": "proto", "kvtier/version.h": 
 
 # Header -> the places that may include it; none: not yet anywhere.
 ONLY_IN = {
-    "cuda": (),
+    "cuda": ("bench/kernel_bench.cc", "cachestore/device/cuda_", "kernels/cuda_", "tests/emulation/"),
     "nccl": (),
     "grpc/": ("client/", "service/", "tests/", "bench/"),
     "grpcpp/": ("client/", "service/", "tests/", "bench/"),
@@ -53,8 +53,9 @@ NOT_IN_HEADERS = ("absl/strings/", "fmt/", "nlohmann/json.hpp", "spdlog/")
 HEADERS_FREE_OF_THEM = ("kernels/", "cachestore/", "transport/", "client/", "service/")
 HEADERS_EXCEPTED = ("client/cli/",)
 
-# kernels/ stands on the standard library and, on the host, on what compiles it for each instruction set.
-KERNEL_LIBRARY = re.compile(r"[a-z_0-9]+|hwy/.*")
+# kernels/ stands on the standard library, on what compiles it for each of the host's instruction sets, and on CUDA's
+# runtime.
+KERNEL_LIBRARY = re.compile(r"[a-z_0-9]+|hwy/.*|cuda_runtime_api.h")
 INCLUDE = re.compile(r'^\s*#\s*include\s+(["<])([^">]+)[">]', re.M)
 
 
@@ -86,7 +87,7 @@ def wrong_library(name, header):
 
 
 def problems():
-    for name in repo_files(".h", ".cc"):
+    for name in repo_files(".h", ".cc", ".cu"):
         if room_of(name) is None:
             yield f"{name}: lies in no room; scripts/check_layers.py has the table of rooms"
         for quote, header in INCLUDE.findall((ROOT / name).read_text()):

@@ -18,11 +18,11 @@
 
 #include "absl/time/time.h"
 #include "cachestore/base/errors.h"
-#include "cachestore/device/host_device.h"
 #include "cachestore/store.h"
 #include "kernels/host_target.h"
 #include "kvtier/version.h"
 #include "service/config/config.h"
+#include "service/device.h"
 #include "service/log.h"
 #include "service/metrics/exporter.h"
 #include "service/ready_file.h"
@@ -81,8 +81,8 @@ std::string AddressesText(const Server& server, const std::string& metrics) {
 }
 
 // Waits for SIGTERM or SIGINT, which every thread has blocked, and does what is due once a second
-// meanwhile.
-int WaitForSignal(cachestore::Store& store, RpcContext& context) {
+// meanwhile. 0: the device was lost.
+int WaitForSignal(cachestore::Store& store, const cachestore::Device& device, RpcContext& context) {
   sigset_t signals;
   sigemptyset(&signals);
   sigaddset(&signals, SIGTERM);
@@ -91,6 +91,10 @@ int WaitForSignal(cachestore::Store& store, RpcContext& context) {
   while (true) {
     const int signal = sigtimedwait(&signals, nullptr, &second);
     if (signal > 0) return signal;
+    if (const absl::Status health = device.Health(); !health.ok()) {
+      Log(LogLevel::kError, std::string(health.message()));
+      return 0;
+    }
     store.Sweep();
     context.watch.Sweep(context.clock.Now() - kStallDeadline);
     if (const int reclaimed = store.ReclaimAbandoned(); reclaimed > 0) {
@@ -161,7 +165,9 @@ int Serve(const Config& config) {
     ready_file.emplace(*std::move(opened));
   }
   const SteadyClock clock;
-  cachestore::HostDevice device;
+  const auto opened = OpenDevice(config.device);
+  if (!opened.ok()) return Fail(opened.status());
+  cachestore::Device& device = **opened;
   Log(LogLevel::kInfo, "reserving memory and touching all of it", {{"memory", config.memory}});
   auto store = cachestore::Store::Create(StoreOptionsOf(config), device, clock);
   if (!store.ok()) return Fail(store.status());
@@ -185,7 +191,7 @@ int Serve(const Config& config) {
                      .transports = transports,
                      .clock = clock,
                      .boot_id = NewBootId(),
-                     .medium = "CPU",  // of the host device, the only one
+                     .medium = device.name() == std::string("host") ? "CPU" : "GPU",
                      .max_message_bytes = config.max_message_bytes,
                      .read_chunk_bytes = config.read_chunk_bytes,
                      .draining = draining};
@@ -210,12 +216,13 @@ int Serve(const Config& config) {
     const absl::Status written = ready_file->Write(AddressesText(**server, metrics_address));
     if (!written.ok()) return Fail(written);
   }
-  const int signal = WaitForSignal(**store, context);
+  const int signal = WaitForSignal(**store, device, context);
   Log(LogLevel::kInfo, "shutting down", {{"signal", signal}});
-  (*server)->Shutdown(config.drain_deadline);
+  // Of a device that is lost, nothing can be read to its end.
+  (*server)->Shutdown(signal > 0 ? config.drain_deadline : absl::Seconds(1));
   metrics->reset();  // waits for a scrape that runs, up to two seconds
   Log(LogLevel::kInfo, "stopped");
-  return 0;
+  return signal > 0 ? 0 : 1;
 }
 
 }  // namespace

@@ -51,6 +51,7 @@ constexpr Row kRows[] = {
     {Reason::kMessageTooLarge, "MESSAGE_TOO_LARGE", absl::StatusCode::kResourceExhausted},
     {Reason::kOverloaded, "OVERLOADED", absl::StatusCode::kResourceExhausted},
     {Reason::kDraining, "DRAINING", absl::StatusCode::kUnavailable},
+    {Reason::kDeviceLost, "DEVICE_LOST", absl::StatusCode::kUnavailable},
     {Reason::kChecksum, "CHECKSUM", absl::StatusCode::kDataLoss},
 };
 

@@ -47,6 +47,7 @@ enum class Reason {
   kMessageTooLarge,
   kOverloaded,
   kDraining,
+  kDeviceLost,
   kChecksum,
 };
 

@@ -3,16 +3,36 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
 #include "kernels/codec_run.h"
 
 namespace kvtier::cachestore {
 
+// Memory of the device. Of a job that checksums it, where the checksum goes: XXH3, 64 bits, seed 0.
+struct Piece {
+  std::byte* memory = nullptr;
+  std::int64_t bytes = 0;
+};
+struct ChecksumJob {
+  const std::byte* memory = nullptr;
+  std::int64_t bytes = 0;
+  std::uint64_t* checksum = nullptr;
+};
+// Bytes that go from one place to another; one of the two may be host memory.
+struct Transfer {
+  std::byte* to = nullptr;
+  const std::byte* from = nullptr;
+  std::int64_t bytes = 0;
+};
+
 // One head's run of units to encode or decode, and where to add up what saturated (may be null).
 struct EncodeJob {
   kernels::EncodeRun run;
   std::uint64_t* saturated = nullptr;
+  // What is full once this and the jobs before it are done, if anything is: it is checksummed then.
+  ChecksumJob fills = {};
 };
 struct DecodeJob {
   kernels::DecodeRun run;
@@ -22,7 +42,7 @@ struct DecodeJob {
 // Where pages live and where codecs run. Pointers into reserved memory belong to the device: nobody
 // else follows them. Thread-safe for jobs with disjoint outputs. Jobs of one call may run in any
 // order and at once, so none may read what another of the same call writes; calls of one thread
-// take effect in order.
+// take effect in order. What a call is given may go once it has returned.
 class Device {
  public:
   virtual ~Device() = default;
@@ -36,14 +56,17 @@ class Device {
   virtual absl::Status Encode(absl::Span<const EncodeJob> jobs) = 0;
   virtual absl::Status Decode(absl::Span<const DecodeJob> jobs) = 0;
 
-  virtual void Zero(std::byte* memory, std::int64_t bytes) = 0;
-  virtual void Copy(std::byte* to, const std::byte* from, std::int64_t bytes) = 0;
-  // Between host memory and the device's.
-  virtual void Write(std::byte* to, const void* host, std::int64_t bytes) = 0;
-  virtual void Fetch(void* host, const std::byte* from, std::int64_t bytes) = 0;
+  // None of these says whether it succeeded: Health does.
+  virtual void Zero(absl::Span<const Piece> pieces) = 0;
+  virtual void Copy(absl::Span<const Transfer> transfers) = 0;
+  // From host memory to the device's, and back.
+  virtual void Write(absl::Span<const Transfer> transfers) = 0;
+  virtual void Fetch(absl::Span<const Transfer> transfers) = 0;
+  virtual void Checksum(absl::Span<const ChecksumJob> jobs) = 0;
 
-  // XXH3, 64 bits, seed 0.
-  virtual std::uint64_t Checksum(const std::byte* memory, std::int64_t bytes) = 0;
+  // UNAVAILABLE once the device is lost, for ever: what it was asked for since may not have
+  // happened, and what it gave may be anything.
+  virtual absl::Status Health() const { return absl::OkStatus(); }
 };
 
 }  // namespace kvtier::cachestore

@@ -38,6 +38,7 @@ absl::Status HostDevice::Encode(absl::Span<const EncodeJob> jobs) {
   for (const EncodeJob& job : jobs) {
     const std::uint64_t saturated = kernels::EncodeOnHost(job.run);
     if (job.saturated != nullptr) *job.saturated += saturated;
+    if (job.fills.bytes > 0) Checksum({&job.fills, 1});  // it is in the cache
   }
   return absl::OkStatus();
 }
@@ -50,24 +51,19 @@ absl::Status HostDevice::Decode(absl::Span<const DecodeJob> jobs) {
   return absl::OkStatus();
 }
 
-void HostDevice::Zero(std::byte* memory, std::int64_t bytes) {
-  std::memset(memory, 0, static_cast<std::size_t>(bytes));
+void HostDevice::Zero(absl::Span<const Piece> pieces) {
+  for (const Piece& piece : pieces)
+    std::memset(piece.memory, 0, static_cast<std::size_t>(piece.bytes));
 }
 
-void HostDevice::Copy(std::byte* to, const std::byte* from, std::int64_t bytes) {
-  std::memcpy(to, from, static_cast<std::size_t>(bytes));
+void HostDevice::Copy(absl::Span<const Transfer> transfers) {
+  for (const Transfer& transfer : transfers)
+    std::memcpy(transfer.to, transfer.from, static_cast<std::size_t>(transfer.bytes));
 }
 
-void HostDevice::Write(std::byte* to, const void* host, std::int64_t bytes) {
-  std::memcpy(to, host, static_cast<std::size_t>(bytes));
-}
-
-void HostDevice::Fetch(void* host, const std::byte* from, std::int64_t bytes) {
-  std::memcpy(host, from, static_cast<std::size_t>(bytes));
-}
-
-std::uint64_t HostDevice::Checksum(const std::byte* memory, std::int64_t bytes) {
-  return XXH3_64bits(memory, static_cast<std::size_t>(bytes));
+void HostDevice::Checksum(absl::Span<const ChecksumJob> jobs) {
+  for (const ChecksumJob& job : jobs)
+    *job.checksum = XXH3_64bits(job.memory, static_cast<std::size_t>(job.bytes));
 }
 
 }  // namespace kvtier::cachestore

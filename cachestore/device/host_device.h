@@ -16,11 +16,11 @@ class HostDevice final : public Device {
   absl::StatusOr<std::byte*> Reserve(std::int64_t bytes) override;
   absl::Status Encode(absl::Span<const EncodeJob> jobs) override;
   absl::Status Decode(absl::Span<const DecodeJob> jobs) override;
-  void Zero(std::byte* memory, std::int64_t bytes) override;
-  void Copy(std::byte* to, const std::byte* from, std::int64_t bytes) override;
-  void Write(std::byte* to, const void* host, std::int64_t bytes) override;
-  void Fetch(void* host, const std::byte* from, std::int64_t bytes) override;
-  std::uint64_t Checksum(const std::byte* memory, std::int64_t bytes) override;
+  void Zero(absl::Span<const Piece> pieces) override;
+  void Copy(absl::Span<const Transfer> transfers) override;
+  void Write(absl::Span<const Transfer> transfers) override { Copy(transfers); }
+  void Fetch(absl::Span<const Transfer> transfers) override { Copy(transfers); }
+  void Checksum(absl::Span<const ChecksumJob> jobs) override;
 
  private:
   std::byte* slab_ = nullptr;

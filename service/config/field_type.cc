@@ -6,6 +6,7 @@
 #include <algorithm>
 
 #include "absl/strings/ascii.h"
+#include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "cachestore/model/rungs.h"
 #include "service/config/size.h"
@@ -147,6 +148,19 @@ FieldType HttpAddressOrOff(std::string Config::*field) {
         return text.empty() || (!host.empty() && !IsIpv6(host));
       },
       "HOST:PORT without IPv6, port 0 for any free one, or empty");
+}
+
+FieldType Device(std::string Config::*field) {
+  return TextOf(
+      field,
+      [](const std::string& text) {
+        if (text == "host" || text == "auto") return true;
+        int index = 0;
+        return absl::StartsWith(text, "cuda:") && text.size() <= 8 &&
+               absl::ascii_isdigit(static_cast<unsigned char>(text.back())) &&
+               absl::SimpleAtoi(text.substr(5), &index) && index >= 0;
+      },
+      "host, auto or cuda:N");
 }
 
 FieldType PathOrNone(std::string Config::*field) {

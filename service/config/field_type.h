@@ -47,6 +47,9 @@ FieldType Address(std::string Config::*field);
 // The same, but without IPv6, which the distribution's HTTP server was built without; or empty.
 FieldType HttpAddressOrOff(std::string Config::*field);
 
+// "host", "auto" or "cuda:N".
+FieldType Device(std::string Config::*field);
+
 FieldType PathOrNone(std::string Config::*field);
 
 // Of a Unix socket.

@@ -60,6 +60,7 @@ TEST(Errors, EveryReasonHasItsNameAndCode) {
       {Reason::kMessageTooLarge, "MESSAGE_TOO_LARGE", absl::StatusCode::kResourceExhausted},
       {Reason::kOverloaded, "OVERLOADED", absl::StatusCode::kResourceExhausted},
       {Reason::kDraining, "DRAINING", absl::StatusCode::kUnavailable},
+      {Reason::kDeviceLost, "DEVICE_LOST", absl::StatusCode::kUnavailable},
       {Reason::kChecksum, "CHECKSUM", absl::StatusCode::kDataLoss},
   };
   const std::ifstream file(KVTIER_TEST_DATA "/../../docs/errors.md");

@@ -35,11 +35,11 @@ class EvictionRaceTest : public ::testing::Test {
   kvtier::testing::SeededRandom random_;
   const ModelSpec spec_ = testing::UniformSpec({.layers = 2, .heads = 2, .dim = 32});
   const testing::KvData data_ = kvtier::testing::MakeKvData(spec_, 2 * kPage, random_);
-  HostDevice device_;
+  const std::unique_ptr<Device> device_ = kvtier::testing::MakeDevice();
   kvtier::testing::ManualClock clock_;
   Evictor evictor_{EvictionPolicyName::kLru, false, clock_};
-  Arena arena_{device_.Reserve(kBudget).value(), kBudget};
-  const SequenceHome home_{arena_, device_, evictor_};
+  Arena arena_{device_->Reserve(kBudget).value(), kBudget};
+  const SequenceHome home_{arena_, *device_, evictor_};
   const Owner owner_{std::make_shared<ModelEntry>(
                          ResolveModel(testing::RequestOf(spec_, "auto", kPage), kPage).value()),
                      std::make_shared<Namespace>(EvictionPolicyName::kLru)};

@@ -303,7 +303,7 @@ TEST_F(LadderTest, DamageIsNotHidden) {
   {
     const SequenceReader reader = Open(store_, "a");
     const Part& part = *reader.pinned(0, Side::kK).parts[0].part;
-    *part.SliceAt(1) ^= std::byte{1};
+    kvtier::testing::FlipBit(store_.device, part.SliceAt(1));
   }
   for (int i = 0; i < 3; ++i) Press();
   EXPECT_THAT(Lowered("a"), ElementsAre(3, 0, 0));

@@ -233,7 +233,7 @@ TEST(StoreBudget, ARefusedAppendIsRefusedWhole) {
     const Model& model = store.Register(testing::RequestOf(spec, format, 64))->model();
     const testing::KvData data = kvtier::testing::MakeKvData(spec, 200, random);
     store.AppendAtOnce("s", model, data, 100);
-    const auto bytes = testing::StoredBytesOf(store.Read("s").pins());
+    const auto bytes = testing::StoredBytesOf(store.device, store.Read("s").pins());
     const MemoryParts before = store->memory();
 
     const auto writer = store.OpenWriter("s", model);
@@ -245,7 +245,9 @@ TEST(StoreBudget, ARefusedAppendIsRefusedWhole) {
     EXPECT_EQ(store->memory().use, before.use);
     EXPECT_EQ(store->memory().free, before.free);
     EXPECT_EQ(store->Describe(Key("s"))->committed_tokens, 100);
-    EXPECT_EQ(testing::DifferenceOf(testing::StoredBytesOf(store.Read("s").pins()), bytes), "");
+    EXPECT_EQ(
+        testing::DifferenceOf(testing::StoredBytesOf(store.device, store.Read("s").pins()), bytes),
+        "");
     // The stream goes on with what fits.
     Message less(data, writer->shard(), {}, {0, 1, 2}, {100, 1});
     EXPECT_THAT(writer->Append(less.chunk()), IsOk());

@@ -109,7 +109,7 @@ class StorePathIndependence : public ::testing::TestWithParam<std::tuple<Case, E
   std::vector<StoredTensor> BytesAtOnce(const Model& model, const testing::KvData& data,
                                         std::int64_t tokens) {
     store_.AppendAtOnce("at-once", model, data, tokens);
-    auto bytes = testing::StoredBytesOf(store_.Read("at-once").pins());
+    auto bytes = testing::StoredBytesOf(store_.device, store_.Read("at-once").pins());
     saturated_ = store_->Describe({"default", "at-once"})->saturated_values;
     EXPECT_THAT(store_->Remove({"default", "at-once"}), kvtier::testing::IsOk());
     return bytes;
@@ -123,7 +123,7 @@ class StorePathIndependence : public ::testing::TestWithParam<std::tuple<Case, E
     EXPECT_EQ(testing::SumOf(parts), kMemory);
     EXPECT_EQ(parts.use, description.held.use);  // the only sequence
     EXPECT_EQ(parts.slack, description.held.slack());
-    const auto cut = testing::StoredBytesOf(store_.Read("cut").pins());
+    const auto cut = testing::StoredBytesOf(store_.device, store_.Read("cut").pins());
     ASSERT_EQ(testing::DifferenceOf(cut, BytesAtOnce(model, data, tokens)), "")
         << "at " << tokens << " tokens";
     EXPECT_EQ(description.saturated_values, saturated_);

@@ -63,12 +63,13 @@ TEST_F(StoreReadScales, Fp8ReadOfFp8IsAByteCopy) {
   for (int head = 0; head < 2; ++head) {
     for (int token = 0; token < 100; ++token) {
       const auto stored = [&](const TensorPins& pins) {
-        return pins.parts[static_cast<std::size_t>(token / 64)].part->UnitAt(head, token % 64);
+        const Part& part = *pins.parts[static_cast<std::size_t>(token / 64)].part;
+        return kvtier::testing::BytesAt(store_.device, part.UnitAt(head, token % 64), 32);
       };
       const SequencePins::Layer& layer = reader.pins().layers[1];
       const std::size_t row = static_cast<std::size_t>(head * 100 + token) * 32;
-      ASSERT_EQ(std::memcmp(k.data() + row, stored(layer.k), 32), 0);
-      ASSERT_EQ(std::memcmp(v.data() + row, stored(layer.v), 32), 0);
+      ASSERT_EQ(std::memcmp(k.data() + row, stored(layer.k).data(), 32), 0);
+      ASSERT_EQ(std::memcmp(v.data() + row, stored(layer.v).data(), 32), 0);
     }
   }
   EXPECT_EQ(reader.saturated_values(), 0);

@@ -260,11 +260,11 @@ class StoreReadDamage : public StoreRead {
     SequenceReader reader = store_.Read("s");
     const Part& part = *reader.pins().layers[1].v.parts[1].part;
     std::byte* const at = place(part);
-    *at ^= std::byte{0x10};
+    kvtier::testing::FlipBit(store_.device, at);
     EXPECT_THAT(Read(0, 64), IsOk()) << "the page before " << what;
     EXPECT_THAT(Read(64, 64), Refuses(Reason::kChecksum, HasSubstr("page 1 head "))) << what;
     EXPECT_THAT(Read(127, 1), HasCode(absl::StatusCode::kDataLoss)) << what;
-    *at ^= std::byte{0x10};
+    kvtier::testing::FlipBit(store_.device, at);
     EXPECT_THAT(Read(64, 64), IsOk()) << what;
   }
 
@@ -305,7 +305,7 @@ TEST_F(StoreReadDamage, OnlyTheHeadsReadAreChecked) {
   const Model& model = Register(TwoLayers(), "auto");
   store_.AppendAtOnce("s", model, data_, 64);
   SequenceReader whole = store_.Read("s");
-  *whole.pins().layers[0].k.parts[0].part->SliceAt(1) ^= std::byte{1};
+  kvtier::testing::FlipBit(store_.device, whole.pins().layers[0].k.parts[0].part->SliceAt(1));
   std::vector<std::byte> k(1 << 14), v(1 << 14);
   const auto read_head = [&](int head) {
     SequenceReader reader = store_.Read("s", {}, {.shard = {.first_head = head, .num_heads = 1}});

@@ -87,11 +87,13 @@ TEST_F(StoreWriter, WhatIsResentIsSkippedAndCounted) {
   const Model& model = Register("kivi2");
   const auto writer = store_.OpenWriter("s", model);
   ASSERT_THAT(Append(*writer, {0, 100}), IsOk());
-  const auto bytes = testing::StoredBytesOf(store_.Read("s").pins());
+  const auto bytes = testing::StoredBytesOf(store_.device, store_.Read("s").pins());
   const AppendResult all = Append(*writer, {20, 80}).value();
   EXPECT_EQ(all.skipped_tokens, 80);
   EXPECT_EQ(all.received_tokens, 100);
-  EXPECT_EQ(testing::DifferenceOf(testing::StoredBytesOf(store_.Read("s").pins()), bytes), "");
+  EXPECT_EQ(
+      testing::DifferenceOf(testing::StoredBytesOf(store_.device, store_.Read("s").pins()), bytes),
+      "");
   EXPECT_EQ(Append(*writer, {90, 30})->skipped_tokens, 10);
   // What one layer has and the other hasn't is no resend of the message.
   ASSERT_THAT(Append(*writer, {120, 30}, {1}), IsOk());
@@ -197,14 +199,16 @@ TEST_F(StoreWriter, ASealedSequenceTakesNoMoreAndKeepsItsBytes) {
   const Model& model = Register("kivi2");
   const auto writer = Open(model, 0).value();
   ASSERT_THAT(Append(*writer, {0, 150}), IsOk());
-  const auto bytes = testing::StoredBytesOf(store_.Read("s").pins());
+  const auto bytes = testing::StoredBytesOf(store_.device, store_.Read("s").pins());
   const MemoryHeld held = store_->Describe(kKey)->held;
   ASSERT_THAT(store_->Seal(kKey, 150), IsOk());
   EXPECT_THAT(store_->Seal(kKey, 150), IsOk());
   EXPECT_THAT(store_->Seal(kKey, 149), Refuses(Reason::kIncomplete, HasSubstr("tokens is 149")));
   EXPECT_EQ(store_->Describe(kKey)->state, SequenceState::kSealed);
   EXPECT_EQ(store_->Describe(kKey)->held, held);
-  EXPECT_EQ(testing::DifferenceOf(testing::StoredBytesOf(store_.Read("s").pins()), bytes), "");
+  EXPECT_EQ(
+      testing::DifferenceOf(testing::StoredBytesOf(store_.device, store_.Read("s").pins()), bytes),
+      "");
   ASSERT_EQ(ends_.size(), 1u);
   EXPECT_THAT(ends_[0].second, IsOk()) << "a sealed stream is over, and well";
   EXPECT_THAT(Append(*writer, {150, 1}),
@@ -320,7 +324,7 @@ class StoreWriterValues : public StoreWriter {
     auto& layer = data_.layers[1];
     (side == Side::kK ? layer.k : layer.v).Set(2, 107, 5, value);
     store_.AppendAtOnce("s", model, data_, 100);
-    const auto bytes = testing::StoredBytesOf(store_.Read("s").pins());
+    const auto bytes = testing::StoredBytesOf(store_.device, store_.Read("s").pins());
     const MemoryParts before = store_->memory();
     const auto writer = store_.OpenWriter("s", model);
     Message message(data_, writer->shard(), {}, {0, 1}, {100, 50});
@@ -330,7 +334,9 @@ class StoreWriterValues : public StoreWriter {
       EXPECT_EQ(store_->Describe(kKey)->committed_tokens, 100);
       EXPECT_EQ(store_->memory().use, before.use);
       EXPECT_EQ(store_->memory().free, before.free);
-      EXPECT_EQ(testing::DifferenceOf(testing::StoredBytesOf(store_.Read("s").pins()), bytes), "");
+      EXPECT_EQ(testing::DifferenceOf(
+                    testing::StoredBytesOf(store_.device, store_.Read("s").pins()), bytes),
+                "");
     }
     EXPECT_THAT(store_->Remove(kKey), IsOk());
     return ack;

@@ -8,8 +8,11 @@
 #include <vector>
 
 #include "cachestore/sequence.h"
+#include "tests/support/device.h"
 
 namespace kvtier::cachestore::testing {
+
+using kvtier::testing::BytesAt;
 
 // All bytes that a sequence holds for one K or V: its parts from the header to the last byte of
 // padding, and each head's residual in token order.
@@ -18,29 +21,29 @@ struct StoredTensor {
   std::vector<std::vector<std::byte>> residual;
 };
 
-inline StoredTensor StoredTensorOf(const TensorPins& pins, std::int64_t tokens) {
+inline StoredTensor StoredTensorOf(Device& device, const TensorPins& pins, std::int64_t tokens) {
   StoredTensor stored;
   for (const TensorPins::PinnedPart& pinned : pins.parts) {
-    const std::byte* begin = pinned.part->SliceAt(0) - pinned.part->layout().header_bytes;
-    stored.parts.emplace_back(begin, begin + pinned.part->bytes());
+    stored.parts.push_back(BytesAt(device, pinned.part->data(), pinned.part->bytes()));
   }
   for (std::size_t head = 0; head < pins.code_tokens.size(); ++head) {
     std::vector<std::byte>& rows = stored.residual.emplace_back();
     for (std::int64_t token = pins.code_tokens[head]; token < tokens; ++token) {
-      const std::byte* row = pins.residual->RowAt(static_cast<int>(head), token);
-      rows.insert(rows.end(), row, row + pins.model->source_row_bytes());
+      const auto row = BytesAt(device, pins.residual->RowAt(static_cast<int>(head), token),
+                               pins.model->source_row_bytes());
+      rows.insert(rows.end(), row.begin(), row.end());
     }
   }
   return stored;
 }
 
 // K, then V, of every layer of `pins`, which must be of whole sequences whose heads stand alike.
-inline std::vector<StoredTensor> StoredBytesOf(const SequencePins& pins) {
+inline std::vector<StoredTensor> StoredBytesOf(Device& device, const SequencePins& pins) {
   std::vector<StoredTensor> stored;
   for (const SequencePins::Layer& layer : pins.layers) {
-    stored.push_back(StoredTensorOf(layer.k, pins.tokens));
+    stored.push_back(StoredTensorOf(device, layer.k, pins.tokens));
     stored.emplace_back();
-    if (layer.v.model != nullptr) stored.back() = StoredTensorOf(layer.v, pins.tokens);
+    if (layer.v.model != nullptr) stored.back() = StoredTensorOf(device, layer.v, pins.tokens);
   }
   return stored;
 }

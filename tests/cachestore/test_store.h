@@ -9,11 +9,11 @@
 #include <utility>
 #include <vector>
 
-#include "cachestore/device/host_device.h"
 #include "cachestore/model/plan.h"
 #include "cachestore/store.h"
 #include "tests/cachestore/message.h"
 #include "tests/cachestore/model_shapes.h"
+#include "tests/support/device.h"
 #include "tests/support/faulty_device.h"
 #include "tests/support/kv_data.h"
 #include "tests/support/manual_clock.h"
@@ -27,7 +27,7 @@ inline std::int64_t SumOf(const MemoryParts& parts) {
   return parts.use.total() + parts.slack + parts.staging + parts.free;
 }
 
-// A store on host memory, with a device that can fail and a clock that the test moves.
+// A store, with a device that can fail and a clock that the test moves.
 class TestStore {
  public:
   explicit TestStore(std::int64_t memory) : TestStore(StoreOptions{.memory = memory}) {}
@@ -72,8 +72,8 @@ class TestStore {
     return store_->OpenReader({"default", id}, "", range, format).value();
   }
 
-  HostDevice host;
-  kvtier::testing::FaultyDevice device{host};
+  const std::unique_ptr<Device> base = kvtier::testing::MakeDevice();
+  kvtier::testing::FaultyDevice device{*base};
   kvtier::testing::ManualClock clock;
 
  private:

@@ -2,6 +2,7 @@
 
 #include <bit>
 #include <chrono>
+#include <cstdlib>
 #include <fstream>
 #include <nlohmann/json.hpp>
 #include <thread>
@@ -31,11 +32,13 @@ std::string Bf16Bytes(float value, std::size_t count) {
 
 LiveServer::LiveServer(const std::vector<std::string>& flags) {
   const std::string ready = folder_ / "ready.json";
-  std::vector<std::string> command = {KVTIER_KVTIERD,
+  const char* asked = std::getenv("TEST_DEVICE");
+  const std::string device = asked == nullptr ? "host" : asked;
+  std::vector<std::string> command = {device == "host" ? KVTIER_KVTIERD : KVTIER_GPU_KVTIERD,
                                       "--listen=127.0.0.1:0",
                                       "--health-listen=127.0.0.1:0",
                                       "--metrics-listen=127.0.0.1:0",
-                                      "--device=host",
+                                      "--device=" + device,
                                       "--ready-file=" + ready};
   command.insert(command.end(), flags.begin(), flags.end());
   process_ = std::make_unique<Process>(command);

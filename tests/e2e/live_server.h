@@ -10,7 +10,8 @@
 
 namespace kvtier::testing {
 
-// A kvtierd of this build on free ports, ready when the constructor returns.
+// A kvtierd of this build on free ports, ready when the constructor returns; with the device that
+// TEST_DEVICE names.
 class LiveServer {
  public:
   explicit LiveServer(const std::vector<std::string>& flags = {});

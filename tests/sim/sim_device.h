@@ -22,20 +22,21 @@ class SimDevice final : public cachestore::Device {
   absl::Status Decode(absl::Span<const cachestore::DecodeJob> jobs) override {
     return faulty_.Decode(jobs);
   }
-  void Zero(std::byte* memory, std::int64_t bytes) override { faulty_.Zero(memory, bytes); }
-  void Copy(std::byte* to, const std::byte* from, std::int64_t bytes) override {
-    if (forgets_one_of_ > 0 && ++copies_ % forgets_one_of_ == 0) return;
-    faulty_.Copy(to, from, bytes);
+  void Zero(absl::Span<const cachestore::Piece> pieces) override { faulty_.Zero(pieces); }
+  void Copy(absl::Span<const cachestore::Transfer> transfers) override {
+    for (const cachestore::Transfer& transfer : transfers) {
+      if (forgets_one_of_ > 0 && ++copies_ % forgets_one_of_ == 0) continue;
+      faulty_.Copy({&transfer, 1});
+    }
   }
-  void Write(std::byte* to, const void* host, std::int64_t bytes) override {
-    faulty_.Write(to, host, bytes);
+  void Write(absl::Span<const cachestore::Transfer> transfers) override {
+    faulty_.Write(transfers);
   }
-  void Fetch(void* host, const std::byte* from, std::int64_t bytes) override {
-    faulty_.Fetch(host, from, bytes);
+  void Fetch(absl::Span<const cachestore::Transfer> transfers) override {
+    faulty_.Fetch(transfers);
   }
-  std::uint64_t Checksum(const std::byte* memory, std::int64_t bytes) override {
-    return faulty_.Checksum(memory, bytes);
-  }
+  void Checksum(absl::Span<const cachestore::ChecksumJob> jobs) override { faulty_.Checksum(jobs); }
+  absl::Status Health() const override { return faulty_.Health(); }
 
  private:
   testing::FaultyDevice faulty_;

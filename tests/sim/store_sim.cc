@@ -46,7 +46,7 @@ std::string StoreSim::Tally::Text() const {
 }
 
 StoreSim::StoreSim(const SimOptions& options)
-    : options_(options), random_(options.seed), device_(host_, options.forgets_one_copy_of) {
+    : options_(options), random_(options.seed), device_(*memory_, options.forgets_one_copy_of) {
   cachestore::StoreOptions store{
       .memory = random_.Pick<std::int64_t>({120'000, 250'000, 1'000'000}),
       .open_sequence_deadline = kOpenDeadline,

@@ -9,11 +9,11 @@
 #include <utility>
 #include <vector>
 
-#include "cachestore/device/host_device.h"
 #include "cachestore/store.h"
 #include "tests/cachestore/event_mirror.h"
 #include "tests/sim/content.h"
 #include "tests/sim/sim_device.h"
+#include "tests/support/device.h"
 #include "tests/support/manual_clock.h"
 #include "tests/support/seed.h"
 
@@ -131,7 +131,7 @@ class StoreSim {
 
   const SimOptions options_;
   testing::Random random_;
-  cachestore::HostDevice host_;
+  const std::unique_ptr<cachestore::Device> memory_ = testing::MakeDevice();
   SimDevice device_;
   testing::ManualClock clock_;
   std::unique_ptr<cachestore::Store> store_;

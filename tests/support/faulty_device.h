@@ -27,19 +27,16 @@ class FaultyDevice final : public cachestore::Device {
     if (decodes_left_.fetch_sub(1) <= 1) return absl::UnavailableError("the device is lost");
     return device_.Decode(jobs);
   }
-  void Zero(std::byte* memory, std::int64_t bytes) override { device_.Zero(memory, bytes); }
-  void Copy(std::byte* to, const std::byte* from, std::int64_t bytes) override {
-    device_.Copy(to, from, bytes);
+  void Zero(absl::Span<const cachestore::Piece> pieces) override { device_.Zero(pieces); }
+  void Copy(absl::Span<const cachestore::Transfer> transfers) override { device_.Copy(transfers); }
+  void Write(absl::Span<const cachestore::Transfer> transfers) override {
+    device_.Write(transfers);
   }
-  void Write(std::byte* to, const void* host, std::int64_t bytes) override {
-    device_.Write(to, host, bytes);
+  void Fetch(absl::Span<const cachestore::Transfer> transfers) override {
+    device_.Fetch(transfers);
   }
-  void Fetch(void* host, const std::byte* from, std::int64_t bytes) override {
-    device_.Fetch(host, from, bytes);
-  }
-  std::uint64_t Checksum(const std::byte* memory, std::int64_t bytes) override {
-    return device_.Checksum(memory, bytes);
-  }
+  void Checksum(absl::Span<const cachestore::ChecksumJob> jobs) override { device_.Checksum(jobs); }
+  absl::Status Health() const override { return device_.Health(); }
 
  private:
   static constexpr std::int64_t kNever = std::int64_t{1} << 60;
