@@ -1,5 +1,5 @@
-# CUDA: kernels need its compiler, the code around them its headers and runtime library. Sets KVTIER_CUDA_KERNELS and
-# KVTIER_CUDA_HEADERS, and says what there is.
+# CUDA: kernels need its compiler, the code around them its headers and runtime library, transfers between GPUs NCCL's
+# header. Sets KVTIER_CUDA_KERNELS, KVTIER_CUDA_HEADERS and KVTIER_NCCL_HEADERS, and says what there is.
 set(KVTIER_CUDA AUTO CACHE STRING "AUTO: kernels where there is a CUDA compiler; ON: fail without; OFF: no CUDA at all")
 set_property(CACHE KVTIER_CUDA PROPERTY STRINGS AUTO ON OFF)
 set(KVTIER_CUDA_ARCHITECTURES 80-real 90-real 100-real 100-virtual CACHE STRING "GPUs to compile kernels for")
@@ -9,6 +9,7 @@ option(KVTIER_EMULATE_CUDA "Tests run on an emulated GPU; OFF: on a real one" ON
 
 set(KVTIER_CUDA_KERNELS OFF)
 set(KVTIER_CUDA_HEADERS OFF)
+set(KVTIER_NCCL_HEADERS OFF)
 if(NOT KVTIER_CUDA STREQUAL "OFF")
   include(CheckLanguage)
   # Asked for by name, CMake does not try which GPUs are there.
@@ -25,6 +26,10 @@ if(NOT KVTIER_CUDA STREQUAL "OFF")
   endif()
   find_package(CUDAToolkit QUIET)
   set(KVTIER_CUDA_HEADERS ${CUDAToolkit_FOUND})
+  find_path(NCCL_INCLUDE_DIR nccl.h HINTS ${CUDAToolkit_INCLUDE_DIRS})
+  if(KVTIER_CUDA_HEADERS AND NCCL_INCLUDE_DIR)
+    set(KVTIER_NCCL_HEADERS ON)
+  endif()
 endif()
 if(KVTIER_CUDA_KERNELS)
   message(STATUS "CUDA ${CUDAToolkit_VERSION}: kernels for ${KVTIER_CUDA_ARCHITECTURES}")

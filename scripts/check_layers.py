@@ -35,8 +35,9 @@ GENERATED = {"kvtier/v1/": "proto", "google/rpc/": "proto", "kvtier/version.h": 
 
 # Header -> the places that may include it; none: not yet anywhere.
 ONLY_IN = {
-    "cuda": ("bench/kernel_bench.cc", "cachestore/device/cuda_", "kernels/cuda_", "tests/emulation/"),
-    "nccl": (),
+    "cuda": ("bench/kernel_bench.cc", "cachestore/device/cuda_", "kernels/cuda_", "tests/emulation/", "tests/nccl/",
+             "transport/nccl_"),
+    "nccl": ("tests/emulation/", "transport/nccl_"),
     "grpc/": ("client/", "service/", "tests/", "bench/"),
     "grpcpp/": ("client/", "service/", "tests/", "bench/"),
     "google/protobuf/": ("client/", "service/", "tests/", "bench/"),

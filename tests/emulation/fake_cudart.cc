@@ -315,6 +315,10 @@ cudaError_t cudaStreamDestroy(cudaStream_t stream) {
   delete stream;
   return cudaSuccess;
 }
+cudaError_t cudaStreamQuery(cudaStream_t stream) {
+  KVT_ENTER("cudaStreamQuery");
+  return Of(stream).Idle() ? cudaSuccess : cudaErrorNotReady;
+}
 cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
   KVT_ENTER("cudaStreamSynchronize");
   Of(stream).Wait();
