@@ -4,7 +4,6 @@ set(KVTIER_CUDA AUTO CACHE STRING "AUTO: kernels where there is a CUDA compiler;
 set_property(CACHE KVTIER_CUDA PROPERTY STRINGS AUTO ON OFF)
 set(KVTIER_CUDA_ARCHITECTURES 80-real 90-real 100-real 100-virtual CACHE STRING "GPUs to compile kernels for")
 
-option(KVTIER_EMULATE_ALL "All of the store's tests run on the emulated GPU, too: minutes" OFF)
 option(KVTIER_EMULATE_CUDA "Tests run on an emulated GPU; OFF: on a real one" ON)
 
 set(KVTIER_CUDA_KERNELS OFF)

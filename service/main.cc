@@ -173,7 +173,8 @@ int Serve(const Config& config) {
   if (!store.ok()) return Fail(store.status());
 
   std::atomic<bool> draining{false};
-  Transports transports({.max_transports = config.max_transports, .max_shm_bytes = config.max_shm});
+  Transports transports({.max_transports = config.max_transports, .max_shm_bytes = config.max_shm},
+                        device);
   auto metrics =
       Metrics::Create(**store, {.listen = config.metrics_listen,
                                 .device = device.name(),

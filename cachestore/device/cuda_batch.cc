@@ -55,13 +55,14 @@ std::int64_t CudaBatch::BytesOf(const StagedMove& move) {
 
 std::int64_t CudaBatch::BytesOf(const StagedEncode& encode) {
   const EncodeRun& run = encode.job.run;
-  return kTableBytes + 2 * kAlign + (encode.host_source ? SourceBytes(run) : 0) +
+  return kTableBytes + 2 * kAlign + (encode.source != Place::kDevice ? SourceBytes(run) : 0) +
          RotatedBytes(run) + RowsOf(run) * kTileBytes;
 }
 
 std::int64_t CudaBatch::BytesOf(const StagedDecode& decode) {
   const DecodeRun& run = decode.job.run;
-  return kTableBytes + kAlign + (decode.host_out ? OutputBytes(run) : 0) + run.tokens * kTileBytes;
+  return kTableBytes + kAlign + (decode.out == Place::kHost ? OutputBytes(run) : 0) +
+         run.tokens * kTileBytes;
 }
 
 std::int64_t CudaBatch::MostUnits(const EncodeRun& run, std::int64_t slot_bytes) {
@@ -111,13 +112,24 @@ void CudaBatch::Add(const StagedMove& move) {
 void CudaBatch::Add(const StagedEncode& encode) {
   EncodeRun run = encode.job.run;
   const std::int64_t rows = RowsOf(run);
-  if (encode.host_source) {
-    const std::int64_t row = kernels::RowBytes(run.source.type, run.dim);
-    const std::int64_t stride = run.source.token_stride * kernels::ElementBytes(run.source.type);
+  const kernels::ElementType type = run.source.type;
+  const std::int64_t row = kernels::RowBytes(type, run.dim);
+  if (encode.source == Place::kHost) {
+    const std::int64_t stride = run.source.token_stride * kernels::ElementBytes(type);
     const std::int64_t offset = PlaceInFront(SourceBytes(run));
     CopyRows(OnHost(offset), row, run.source.data, stride, rows, row);
     run.source.data = OnDevice(offset);
-    run.source.token_stride = kernels::RowElements(run.source.type, run.dim);
+    run.source.token_stride = kernels::RowElements(type, run.dim);
+  } else if (encode.source == Place::kPinned) {
+    // Once: encoders read values twice.
+    const kernels::EncodeRun gather{.codec = {.id = kernels::CodecId::kRaw, .element = type},
+                                    .dim = static_cast<int>(kernels::RowElements(type, run.dim)),
+                                    .source = run.source,
+                                    .units = static_cast<int>(rows),
+                                    .out = OnDevice(PlaceAtEnd(SourceBytes(run)))};
+    const kernels::EncodeLaunch kind{kernels::EncodeKernel::kCopy};
+    gathers_.push_back({kind, {gather, nullptr}, kernels::ItemsOf(gather, kind.kernel)});
+    run.source = {gather.out, type, kernels::RowElements(type, run.dim)};
   }
   if (run.codec.rotation != Rotation::kNone) {
     EncodeRun rotation = run;
@@ -136,7 +148,7 @@ void CudaBatch::Add(const StagedEncode& encode) {
 
 void CudaBatch::Add(const StagedDecode& decode) {
   DecodeRun run = decode.job.run;
-  if (decode.host_out) {
+  if (decode.out == Place::kHost) {
     const std::int64_t row = kernels::RowBytes(run.out.type, run.dim);
     const std::int64_t offset = PlaceAtEnd(OutputBytes(run));
     returns_.push_back({run.out.data, OnHost(offset), run.tokens, row,
@@ -199,6 +211,7 @@ absl::Status CudaBatch::Launch(const CudaEvent* after) {
   for (const ChecksumJob& job : hashes_) hashes.push_back({job.memory, job.bytes, result++});
 
   PutTables(moves_, [](int, auto... rest) { return kernels::LaunchMove(rest...); });
+  PutTables(gathers_, kernels::LaunchEncode);
   PutTables(rotations_, kernels::LaunchEncode);
   PutTables(encodes_, kernels::LaunchEncode);
   PutTables(decodes_, kernels::LaunchDecode);

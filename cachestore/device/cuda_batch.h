@@ -31,18 +31,20 @@ struct StagedMove {
   bool host_from = false;
   bool host_to = false;
 };
+// Where a job's values lie: what is pinned the device reaches as it does its own, but slowly.
+enum class Place { kDevice, kPinned, kHost };
 struct StagedEncode {
   EncodeJob job;
-  bool host_source = false;
+  Place source = Place::kDevice;
 };
 struct StagedDecode {
   DecodeJob job;
-  bool host_out = false;
+  Place out = Place::kDevice;
 };
 
 // Jobs that go to the device together: what they need of the host goes up in one copy, each kind of
-// kernel is launched once, and what they give comes back. Moves run first, then encoders and
-// decoders, then checksums. Not thread-safe.
+// kernel is launched once, and what they give comes back. Moves run first, then what brings pinned
+// values in and what rotates them, encoders and decoders, then checksums. Not thread-safe.
 class CudaBatch {
  public:
   explicit CudaBatch(StagingSlot& slot) : slot_(&slot), end_(slot.bytes) {}
@@ -118,7 +120,7 @@ class CudaBatch {
   std::int64_t end_;
   std::int64_t tables_ = 0;  // what they will take at the most
   std::vector<PlannedMove> moves_;
-  std::vector<PlannedEncode> rotations_, encodes_;
+  std::vector<PlannedEncode> gathers_, rotations_, encodes_;
   std::vector<PlannedDecode> decodes_;
   std::vector<ChecksumJob> hashes_;
   std::vector<Result> results_;  // of encodes, decodes, hashes

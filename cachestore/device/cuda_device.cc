@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cstring>
 #include <deque>
+#include <map>
 #include <optional>
 #include <string>
 #include <utility>
@@ -38,6 +39,8 @@ class CudaDevice final : public Device {
   void Write(absl::Span<const Transfer> transfers) override;
   void Fetch(absl::Span<const Transfer> transfers) override;
   void Checksum(absl::Span<const ChecksumJob> jobs) override;
+  void Pin(std::byte* memory, std::int64_t bytes) override ABSL_LOCKS_EXCLUDED(mutex_);
+  void Unpin(std::byte* memory) override ABSL_LOCKS_EXCLUDED(mutex_);
   absl::Status Health() const override ABSL_LOCKS_EXCLUDED(mutex_) {
     absl::MutexLock lock(&mutex_);
     return health_;
@@ -46,9 +49,7 @@ class CudaDevice final : public Device {
  private:
   class Call;
 
-  bool Owns(const std::byte* memory) const {
-    return memory >= slab_.get() && memory < slab_.get() + size_;
-  }
+  Place PlaceOf(const std::byte* memory) const ABSL_LOCKS_EXCLUDED(mutex_);
   // Waits for a slot; null once the device is lost, or where one shall not wait.
   StagingSlot* TakeSlot(bool wait) ABSL_LOCKS_EXCLUDED(mutex_);
   void GiveBack(StagingSlot* slot) ABSL_LOCKS_EXCLUDED(mutex_) {
@@ -66,6 +67,7 @@ class CudaDevice final : public Device {
   std::vector<StagingSlot> slots_;
   mutable absl::Mutex mutex_;
   std::vector<StagingSlot*> free_ ABSL_GUARDED_BY(mutex_);
+  std::map<const std::byte*, std::int64_t> pinned_ ABSL_GUARDED_BY(mutex_);  // bytes from there on
   absl::Status health_ ABSL_GUARDED_BY(mutex_);
 };
 
@@ -199,6 +201,38 @@ absl::StatusOr<std::byte*> CudaDevice::Reserve(std::int64_t bytes) {
   return slab_.get();
 }
 
+Place CudaDevice::PlaceOf(const std::byte* memory) const {
+  if (memory >= slab_.get() && memory < slab_.get() + size_) return Place::kDevice;
+  absl::MutexLock lock(&mutex_);
+  const auto behind = pinned_.upper_bound(memory);
+  if (behind == pinned_.begin()) return Place::kHost;
+  const auto& [begin, bytes] = *std::prev(behind);
+  return memory < begin + bytes ? Place::kPinned : Place::kHost;
+}
+
+void CudaDevice::Pin(std::byte* memory, std::int64_t bytes) {
+  if (!Health().ok() || cudaSetDevice(options_.index) != cudaSuccess) return;
+  if (cudaHostRegister(memory, static_cast<std::size_t>(bytes),
+                       cudaHostRegisterPortable | cudaHostRegisterMapped) != cudaSuccess)
+    return;
+  void* seen = nullptr;
+  // Kernels follow the host's pointers: on all machines but some, they are the device's too.
+  if (cudaHostGetDevicePointer(&seen, memory, 0) != cudaSuccess || seen != memory) {
+    cudaHostUnregister(memory);
+    return;
+  }
+  absl::MutexLock lock(&mutex_);
+  pinned_.emplace(memory, bytes);
+}
+
+void CudaDevice::Unpin(std::byte* memory) {
+  {
+    absl::MutexLock lock(&mutex_);
+    if (pinned_.erase(memory) == 0) return;
+  }
+  cudaHostUnregister(memory);
+}
+
 absl::Status CudaDevice::Encode(absl::Span<const EncodeJob> jobs) {
   std::vector<ChecksumJob> full, short_ones;
   Call call(*this);
@@ -212,7 +246,7 @@ absl::Status CudaDevice::Encode(absl::Span<const EncodeJob> jobs) {
     const std::int64_t unit_source = kernels::UnitTokens(run.codec) * run.source.token_stride *
                                      kernels::ElementBytes(run.source.type);
     for (std::int64_t first = 0; first < run.units; first += most) {
-      StagedEncode piece{job, !Owns(run.source.data)};
+      StagedEncode piece{job, PlaceOf(run.source.data)};
       piece.job.run.units = static_cast<int>(std::min<std::int64_t>(most, run.units - first));
       piece.job.run.source.data += first * unit_source;
       piece.job.run.out += first * unit_bytes;
@@ -233,7 +267,7 @@ absl::Status CudaDevice::Decode(absl::Span<const DecodeJob> jobs) {
     const std::int64_t most = CudaBatch::MostTokens(run, options_.staging_bytes);
     const std::int64_t stride = run.out.token_stride * kernels::ElementBytes(run.out.type);
     for (std::int64_t first = 0; first < run.tokens; first += most) {
-      StagedDecode piece{job, !Owns(run.out.data)};
+      StagedDecode piece{job, PlaceOf(run.out.data)};
       piece.job.run.tokens = std::min(most, run.tokens - first);
       piece.job.run.first_token += first;
       piece.job.run.out.data += first * stride;

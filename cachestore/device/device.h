@@ -64,6 +64,12 @@ class Device {
   virtual void Fetch(absl::Span<const Transfer> transfers) = 0;
   virtual void Checksum(absl::Span<const ChecksumJob> jobs) = 0;
 
+  // Lets the device reach host memory by itself, until Unpin: jobs whose source or output lies
+  // there need no copy of it. Where it can't, they work as they do without. Only memory that stays
+  // mapped until then, of whole pages.
+  virtual void Pin(std::byte* /*memory*/, std::int64_t /*bytes*/) {}
+  virtual void Unpin(std::byte* /*memory*/) {}
+
   // UNAVAILABLE once the device is lost, for ever: what it was asked for since may not have
   // happened, and what it gave may be anything.
   virtual absl::Status Health() const { return absl::OkStatus(); }

@@ -72,9 +72,11 @@ absl::Status Transports::TakeShm(const std::string& id, transport::UniqueFd memo
                        transport::ShmRegion::Map(std::move(memory), room));
   *mapped_ += mapped->size();
   transport::ShmRegion* const region = mapped.get();
+  device_.Pin(region->data(), region->size());
   std::shared_ptr<const transport::ShmRegion> counted(
-      region, [owner = std::move(mapped), count = mapped_](const auto*) mutable {
+      region, [owner = std::move(mapped), count = mapped_, &device = device_](const auto*) mutable {
         const std::int64_t bytes = owner->size();
+        device.Unpin(owner->data());
         owner.reset();
         *count -= bytes;
       });

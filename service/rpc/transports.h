@@ -13,6 +13,7 @@
 #include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
+#include "cachestore/device/device.h"
 #include "transport/shm_region.h"
 #include "transport/unique_fd.h"
 
@@ -48,7 +49,8 @@ class Transports {
   // What is opened and handed nothing for so long is closed.
   static constexpr absl::Duration kHandoverDeadline = absl::Seconds(10);
 
-  explicit Transports(const Limits& limits) : limits_(limits) {}
+  // `device`, which must outlive the memory, may reach it by itself.
+  Transports(const Limits& limits, cachestore::Device& device) : limits_(limits), device_(device) {}
 
   const Limits& limits() const { return limits_; }
 
@@ -94,6 +96,7 @@ class Transports {
   };
 
   const Limits limits_;
+  cachestore::Device& device_;
   const std::shared_ptr<std::atomic<std::int64_t>> mapped_ =
       std::make_shared<std::atomic<std::int64_t>>(0);
 

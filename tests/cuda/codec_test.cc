@@ -2,6 +2,7 @@
 // count; emulated, in every order of a block's threads; and the checksums of the host.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <memory>
 #include <vector>
 
@@ -123,6 +124,56 @@ TEST_P(CudaCodec, GivesTheHostsBytes) {
   }
   EXPECT_GT(compared, 100);
 }
+
+#if KVTIER_EMULATED
+// Values in pinned memory go to and from it by themselves: what is copied is the tables.
+TEST_P(CudaCodec, WhatIsPinnedIsReachedWithoutACopy) {
+  constexpr int kDim = 64, kTokens = 512, kStride = kDim + 16;
+  constexpr std::int64_t kBytes = std::int64_t{kTokens} * kStride * 2;
+  alignas(4096) static std::byte memory[2 * kBytes];
+  SeededRandom random;
+  for (std::byte& byte : memory) byte = static_cast<std::byte>(random.Between(0, 0x3f));
+  const Codec kCodecs[] = {{.id = kernels::CodecId::kRaw, .element = ElementType::kBf16},
+                           {.id = kernels::CodecId::kLlamaQ8},
+                           {.id = kernels::CodecId::kKiviChannel,
+                            .element = ElementType::kFp16,
+                            .bits = 2,
+                            .group = 32,
+                            .rotation = kernels::Rotation::kHadamard}};
+  HostDevice host;
+  std::byte* const host_slab = host.Reserve(kSlab).value();
+  for (const Codec& codec : kCodecs) {
+    SCOPED_TRACE(NameOf(codec));
+    const int units = kTokens / UnitTokens(codec);
+    const auto run = [&](Device& device, std::byte* stored, std::byte* out) {
+      const EncodeJob encode{
+          {codec, kDim, 1.0f, {memory, ElementType::kBf16, kStride}, units, stored}, nullptr};
+      EXPECT_THAT(device.Encode({&encode, 1}), IsOk());
+      const DecodeJob decode{{.codec = codec,
+                              .dim = kDim,
+                              .in = stored,
+                              .tokens = kTokens,
+                              .out = {out, ElementType::kBf16, kStride}},
+                             nullptr};
+      EXPECT_THAT(device.Decode({&decode, 1}), IsOk());
+    };
+    std::vector<std::byte> want(kBytes);
+    run(host, host_slab, want.data());
+    std::byte* const out = memory + kBytes;
+    std::fill(out, out + kBytes, std::byte{0});
+    device_->Pin(memory, sizeof memory);
+    const std::int64_t before = cuda_double::Count().copied_bytes;
+    run(*device_, slab_, out);
+    EXPECT_LT(cuda_double::Count().copied_bytes - before, kTokens * kDim);
+    device_->Unpin(memory);
+    EXPECT_TRUE(std::equal(want.begin(), want.end(), out));
+    // And again through staging memory.
+    run(*device_, slab_, out);
+    EXPECT_GT(cuda_double::Count().copied_bytes - before, 4 * kTokens * kDim);
+    EXPECT_TRUE(std::equal(want.begin(), want.end(), out));
+  }
+}
+#endif
 
 TEST_P(CudaCodec, ChecksumsAreTheHostsWhateverTheLength) {
   HostDevice host;

@@ -37,7 +37,7 @@ struct Runtime {
   std::size_t device_bytes = 0;
   std::atomic<int> lost{cudaSuccess};
   std::atomic<bool> hangs{false};
-  std::atomic<std::int64_t> launches{0}, pageable_copies{0}, null_stream_uses{0};
+  std::atomic<std::int64_t> launches{0}, copied_bytes{0}, pageable_copies{0}, null_stream_uses{0};
 
   Runtime() {
     const char* fault = std::getenv("FAKE_CUDA_FAULT");
@@ -249,6 +249,7 @@ Counters Count() {
   return {.device_bytes = runtime.device_bytes,
           .allocations = static_cast<std::size_t>(owned),
           .launches = runtime.launches,
+          .copied_bytes = runtime.copied_bytes,
           .pageable_copies = runtime.pageable_copies,
           .null_stream_uses = runtime.null_stream_uses};
 }
@@ -298,6 +299,10 @@ cudaError_t cudaHostRegister(void* memory, std::size_t bytes, unsigned) {
   The().allocations[static_cast<const char*>(memory)] = {bytes, Kind::kRegistered};
   return cudaSuccess;
 }
+cudaError_t cudaHostGetDevicePointer(void** device, void* memory, unsigned) {
+  *device = memory;
+  return cudaSuccess;
+}
 cudaError_t cudaHostUnregister(void* memory) { return Free(memory, Kind::kRegistered); }
 
 cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned) {
@@ -329,20 +334,8 @@ cudaError_t cudaMemcpyAsync(void* to, const void* from, std::size_t bytes, cudaM
                             cudaStream_t stream) {
   KVT_ENTER("cudaMemcpyAsync");
   if (const cudaError_t wrong = CheckCopy(to, from, kind); wrong != cudaSuccess) return wrong;
+  The().copied_bytes += static_cast<std::int64_t>(bytes);
   Of(stream).Add([=] { std::memcpy(to, from, bytes); });
-  return cudaSuccess;
-}
-cudaError_t cudaMemcpy2DAsync(void* to, std::size_t to_pitch, const void* from,
-                              std::size_t from_pitch, std::size_t width, std::size_t height,
-                              cudaMemcpyKind kind, cudaStream_t stream) {
-  KVT_ENTER("cudaMemcpy2DAsync");
-  if (const cudaError_t wrong = CheckCopy(to, from, kind); wrong != cudaSuccess) return wrong;
-  Of(stream).Add([=] {
-    for (std::size_t row = 0; row < height; ++row) {
-      std::memcpy(static_cast<char*>(to) + row * to_pitch,
-                  static_cast<const char*>(from) + row * from_pitch, width);
-    }
-  });
   return cudaSuccess;
 }
 cudaError_t cudaMemsetAsync(void* memory, int value, std::size_t bytes, cudaStream_t stream) {

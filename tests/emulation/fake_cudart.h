@@ -29,6 +29,7 @@ struct Counters {
   std::size_t device_bytes = 0;  // allocated now
   std::size_t allocations = 0;   // device's and pinned, now
   std::int64_t launches = 0;
+  std::int64_t copied_bytes = 0;
   std::int64_t pageable_copies = 0;  // asynchronous, from or to memory that isn't pinned
   std::int64_t null_stream_uses = 0;
 };
