@@ -236,6 +236,7 @@ int Run(const Options& options) {
 }  // namespace
 }  // namespace kvtier::bench
 
+// NOLINTNEXTLINE(bugprone-exception-escape): it ends the program, with a trace
 int main(int argc, char** argv) {
   kvtier::bench::Options options;
   CLI::App app{"How fast a GPU encodes and decodes each format, beside its own copy rate."};

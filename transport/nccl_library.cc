@@ -12,9 +12,10 @@ constexpr int kOldest = NCCL_VERSION(2, 27, 0);
 
 absl::StatusOr<std::shared_ptr<const NcclLibrary>> NcclLibrary::Load(const std::string& path) {
   void* library = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
-  // NOLINTNEXTLINE(concurrency-mt-unsafe): glibc keeps one a thread
-  if (library == nullptr)
-    return absl::FailedPreconditionError(fmt::format("no NCCL: {}", dlerror()));
+  if (library == nullptr) {
+    const char* why = dlerror();  // NOLINT(concurrency-mt-unsafe): glibc keeps one a thread
+    return absl::FailedPreconditionError(fmt::format("no NCCL: {}", why));
+  }
   const std::shared_ptr<NcclLibrary> loaded(new NcclLibrary);
   const char* missing = nullptr;
   const auto find = [&](auto& function, const char* name) {

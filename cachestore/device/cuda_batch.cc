@@ -34,15 +34,26 @@ std::int64_t OutputBytes(const DecodeRun& run) {
 // Of the tables, a tile for each row at the most.
 constexpr std::int64_t kTileBytes = 2 * sizeof(kernels::Tile);
 
-void CopyRows(std::byte* to, std::int64_t to_stride, const std::byte* from,
-              std::int64_t from_stride, std::int64_t rows, std::int64_t row_bytes) {
-  if (to_stride == row_bytes && from_stride == row_bytes) {
-    std::memcpy(to, from, static_cast<std::size_t>(rows * row_bytes));
-    return;
-  }
-  for (std::int64_t row = 0; row < rows; ++row)
-    std::memcpy(to + row * to_stride, from + row * from_stride,
-                static_cast<std::size_t>(row_bytes));
+// Rows of so many bytes, `stride` bytes apart.
+struct StridedRows {
+  std::int64_t rows;
+  std::int64_t bytes;
+  std::int64_t stride;
+
+  bool whole() const { return stride == bytes; }
+};
+// Both without gaps at the other end.
+void Gather(std::byte* to, const std::byte* from, const StridedRows& of) {
+  const std::int64_t copies = of.whole() ? 1 : of.rows;
+  const std::int64_t bytes = of.whole() ? of.rows * of.bytes : of.bytes;
+  for (std::int64_t i = 0; i < copies; ++i)
+    std::memcpy(to + i * bytes, from + i * of.stride, static_cast<std::size_t>(bytes));
+}
+void Scatter(std::byte* to, const std::byte* from, const StridedRows& of) {
+  const std::int64_t copies = of.whole() ? 1 : of.rows;
+  const std::int64_t bytes = of.whole() ? of.rows * of.bytes : of.bytes;
+  for (std::int64_t i = 0; i < copies; ++i)
+    std::memcpy(to + i * of.stride, from + i * bytes, static_cast<std::size_t>(bytes));
 }
 
 }  // namespace
@@ -117,7 +128,7 @@ void CudaBatch::Add(const StagedEncode& encode) {
   if (encode.source == Place::kHost) {
     const std::int64_t stride = run.source.token_stride * kernels::ElementBytes(type);
     const std::int64_t offset = PlaceInFront(SourceBytes(run));
-    CopyRows(OnHost(offset), row, run.source.data, stride, rows, row);
+    Gather(OnHost(offset), run.source.data, {rows, row, stride});
     run.source.data = OnDevice(offset);
     run.source.token_stride = kernels::RowElements(type, run.dim);
   } else if (encode.source == Place::kPinned) {
@@ -254,7 +265,7 @@ absl::Status CudaBatch::Finish(absl::Duration deadline) {
     if (result.checksum != nullptr) *result.checksum = value;
   }
   for (const Return& rows : returns_)
-    CopyRows(rows.to, rows.stride, rows.from, rows.row_bytes, rows.rows, rows.row_bytes);
+    Scatter(rows.to, rows.from, {rows.rows, rows.row_bytes, rows.stride});
   return absl::OkStatus();
 }
 

@@ -133,16 +133,16 @@ TEST_P(CudaCodec, WhatIsPinnedIsReachedWithoutACopy) {
   alignas(4096) static std::byte memory[2 * kBytes];
   SeededRandom random;
   for (std::byte& byte : memory) byte = static_cast<std::byte>(random.Between(0, 0x3f));
-  const Codec kCodecs[] = {{.id = kernels::CodecId::kRaw, .element = ElementType::kBf16},
-                           {.id = kernels::CodecId::kLlamaQ8},
-                           {.id = kernels::CodecId::kKiviChannel,
-                            .element = ElementType::kFp16,
-                            .bits = 2,
-                            .group = 32,
-                            .rotation = kernels::Rotation::kHadamard}};
+  const Codec codecs[] = {{.id = kernels::CodecId::kRaw, .element = ElementType::kBf16},
+                          {.id = kernels::CodecId::kLlamaQ8},
+                          {.id = kernels::CodecId::kKiviChannel,
+                           .element = ElementType::kFp16,
+                           .bits = 2,
+                           .group = 32,
+                           .rotation = kernels::Rotation::kHadamard}};
   HostDevice host;
   std::byte* const host_slab = host.Reserve(kSlab).value();
-  for (const Codec& codec : kCodecs) {
+  for (const Codec& codec : codecs) {
     SCOPED_TRACE(NameOf(codec));
     const int units = kTokens / UnitTokens(codec);
     const auto run = [&](Device& device, std::byte* stored, std::byte* out) {

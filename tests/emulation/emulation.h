@@ -7,6 +7,9 @@
 // before left it. Not emulated: memory order between blocks, asynchronous copies, cooperative
 // groups.
 
+// The names are CUDA's.
+// NOLINTBEGIN(bugprone-reserved-identifier,readability-identifier-naming)
+
 // Before CUDA's own headers, which leave it alone then.
 #define __shared__ static thread_local
 
@@ -65,6 +68,8 @@ template <class T>
 T atomicAdd(T* to, T value) {
   return __atomic_fetch_add(to, value, __ATOMIC_RELAXED);
 }
+
+// NOLINTEND(bugprone-reserved-identifier,readability-identifier-naming)
 
 namespace kvtier::cuda_double {
 void Enqueue(cudaStream_t stream, std::function<void()> work);

@@ -17,6 +17,7 @@ namespace {
 constexpr unsigned char kFresh = 0xcd, kFreed = 0xdd;
 
 std::int64_t FromEnvironment(const char* name, std::int64_t otherwise) {
+  // NOLINTNEXTLINE(concurrency-mt-unsafe): nobody sets variables meanwhile
   const char* value = std::getenv(name);
   return value == nullptr ? otherwise : std::atoll(value);
 }
@@ -40,6 +41,7 @@ struct Runtime {
   std::atomic<std::int64_t> launches{0}, copied_bytes{0}, pageable_copies{0}, null_stream_uses{0};
 
   Runtime() {
+    // NOLINTNEXTLINE(concurrency-mt-unsafe): nobody sets variables meanwhile
     const char* fault = std::getenv("FAKE_CUDA_FAULT");
     if (fault == nullptr) return;
     const std::string words(fault);

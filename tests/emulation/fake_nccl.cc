@@ -42,12 +42,15 @@ ncclResult_t Fail(ncclResult_t result, std::string why) {
   return result;
 }
 
+const char* Variable(const char* name) {
+  return std::getenv(name);  // NOLINT(concurrency-mt-unsafe): nobody sets variables meanwhile
+}
 bool HasFault(const char* name) {
-  const char* faults = std::getenv("FAKE_NCCL_FAULT");
+  const char* faults = Variable("FAKE_NCCL_FAULT");
   return faults != nullptr && std::strstr(faults, name) != nullptr;
 }
 int Version() {
-  const char* version = std::getenv("FAKE_NCCL_VERSION");
+  const char* version = Variable("FAKE_NCCL_VERSION");
   return version == nullptr ? NCCL_VERSION_CODE : std::atoi(version);
 }
 
@@ -175,7 +178,7 @@ ncclResult_t ncclComm::Join() {
   if (aborted || HasFault("init_fail")) return ncclSystemError;
   Member me{
       .token = id.token, .host = 0, .rank = rank, .version = Version(), .device = 0, .port = 0};
-  const char* host = std::getenv("NCCL_HOSTID");
+  const char* host = Variable("NCCL_HOSTID");
   me.host = std::hash<std::string>()(host == nullptr ? "" : host);
   const int listener = Listen(&me.port);
   const int root = Dial(id.port);
