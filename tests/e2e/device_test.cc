@@ -1,10 +1,9 @@
 // What a server does with GPUs: none, one that works, one that fails.
 #include <gmock/gmock.h>
 
-#include <cstdlib>
-
 #include "tests/e2e/live_server.h"
 #include "tests/support/status_matchers.h"
+#include "tests/support/variable.h"
 
 namespace kvtier {
 namespace {
@@ -14,25 +13,12 @@ using ::testing::HasSubstr;
 using testing::LiveServer;
 using testing::RunCommand;
 using testing::SmallModel;
+using testing::Variable;
 
 std::vector<std::string> Command(const std::string& device) {
   return {KVTIER_KVTIERD, "--listen=127.0.0.1:0", "--health-listen=127.0.0.1:0",
           "--metrics-listen=127.0.0.1:0", "--device=" + device};
 }
-
-// Set for the servers that start meanwhile.
-class Variable {
- public:
-  Variable(const char* name, const std::string& value) : name_(name) {
-    setenv(name, value.c_str(), 1);
-  }
-  ~Variable() { unsetenv(name_); }
-  Variable(const Variable&) = delete;
-  Variable& operator=(const Variable&) = delete;
-
- private:
-  const char* const name_;
-};
 
 // The device of this build may be there: what is asked for never is.
 TEST(Device, OneThatIsNotThereIsRefusedWithTheReason) {

@@ -2,13 +2,13 @@
 
 #include <bit>
 #include <chrono>
-#include <cstdlib>
 #include <fstream>
 #include <nlohmann/json.hpp>
 #include <thread>
 #include <utility>
 
 #include "gtest/gtest.h"
+#include "tests/support/variable.h"
 
 namespace kvtier::testing {
 namespace {
@@ -32,8 +32,7 @@ std::string Bf16Bytes(float value, std::size_t count) {
 
 LiveServer::LiveServer(const std::vector<std::string>& flags) {
   const std::string ready = folder_ / "ready.json";
-  const char* asked = std::getenv("TEST_DEVICE");
-  const std::string device = asked == nullptr ? "host" : asked;
+  const std::string device = VariableOr("TEST_DEVICE", "host");
   std::vector<std::string> command = {device == "host" ? KVTIER_KVTIERD : KVTIER_GPU_KVTIERD,
                                       "--listen=127.0.0.1:0",
                                       "--health-listen=127.0.0.1:0",

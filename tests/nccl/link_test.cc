@@ -7,7 +7,6 @@
 
 #include <chrono>
 #include <csignal>
-#include <cstdlib>
 #include <filesystem>
 #include <iterator>
 #include <thread>
@@ -15,11 +14,13 @@
 #include "tests/emulation/fake_cudart.h"
 #include "tests/nccl/end.h"
 #include "tests/support/status_matchers.h"
+#include "tests/support/variable.h"
 
 namespace kvtier::transport {
 namespace {
 
 using kvtier::testing::IsOk;
+using kvtier::testing::Variable;
 using ::testing::HasSubstr;
 using testing::kGroups;
 using testing::kWorkerArgument;
@@ -86,9 +87,6 @@ std::ptrdiff_t OpenFiles() {
 
 class NcclLinkTest : public ::testing::Test {
  protected:
-  NcclLinkTest() { setenv("NCCL_HOSTID", "server", 1); }
-  ~NcclLinkTest() override { unsetenv("FAKE_NCCL_FAULT"); }
-
   // All groups to a worker; where that fails, why.
   absl::Status SendTo(const Worker& worker) {
     auto link = NcclLink::Connect(*reaper_, worker.Id(), NcclLink::Rank::kServer, kDeadline);
@@ -120,6 +118,7 @@ class NcclLinkTest : public ::testing::Test {
     EXPECT_EQ(cuda_double::Count().allocations, 2u);  // pieces_
   }
 
+  const Variable host_{"NCCL_HOSTID", "server"};
   const std::shared_ptr<const NcclLibrary> library_ = NcclLibrary::Load(KVTIER_FAKE_NCCL).value();
   std::unique_ptr<NcclReaper> reaper_ = std::make_unique<NcclReaper>(library_);
   Pieces pieces_{true};
@@ -167,9 +166,8 @@ TEST_F(NcclLinkTest, JoiningThatFailsHereIsTold) {
   for (const auto& [fault, code] : {std::pair{"init_fail", absl::StatusCode::kUnavailable},
                                     std::pair{"init_hang", absl::StatusCode::kDeadlineExceeded}}) {
     Worker worker("receives");
-    setenv("FAKE_NCCL_FAULT", fault, 1);
+    const Variable set("FAKE_NCCL_FAULT", fault);
     EXPECT_EQ(SendTo(worker).code(), code) << fault;
-    unsetenv("FAKE_NCCL_FAULT");
   }
   ExpectAnotherWorks();
   ExpectNothingLeft();
@@ -179,7 +177,7 @@ TEST_F(NcclLinkTest, JoiningThatFailsHereIsTold) {
 TEST_F(NcclLinkTest, AnAbortThatBlocksKeepsNobody) {
   {
     Worker worker("never_joins");
-    setenv("FAKE_NCCL_FAULT", "abort_hang", 1);
+    const Variable fault("FAKE_NCCL_FAULT", "abort_hang");
     const std::string id = worker.Id();
     const auto begin = std::chrono::steady_clock::now();
     EXPECT_EQ(NcclLink::Connect(*reaper_, id, NcclLink::Rank::kServer, absl::Milliseconds(100))
@@ -208,10 +206,9 @@ TEST(NcclLibraryTest, WhatIsNotThereOrIsNoneSaysSo) {
               HasSubstr("no NCCL: /nowhere/libnccl.so"));
   EXPECT_THAT(std::string(NcclLibrary::Load("libc.so.6").status().message()),
               HasSubstr("libc.so.6 is no NCCL: it has no nccl"));
-  setenv("FAKE_NCCL_VERSION", "22603", 1);
+  const Variable version("FAKE_NCCL_VERSION", "22603");
   EXPECT_THAT(std::string(NcclLibrary::Load(KVTIER_FAKE_NCCL).status().message()),
               HasSubstr("is NCCL 22603; want 22700 or newer"));
-  unsetenv("FAKE_NCCL_VERSION");
 }
 
 // The real library, where it is installed, on a machine without a GPU.

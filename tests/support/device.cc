@@ -6,6 +6,7 @@
 #include "cachestore/base/check.h"
 #include "cachestore/device/cuda_device.h"
 #include "cachestore/device/host_device.h"
+#include "tests/support/variable.h"
 
 namespace kvtier::testing {
 
@@ -13,8 +14,7 @@ using cachestore::Device;
 using cachestore::Transfer;
 
 std::unique_ptr<Device> MakeDevice() {
-  const char* asked = std::getenv("TEST_DEVICE");
-  const std::string name = asked == nullptr ? "host" : asked;
+  const std::string name = VariableOr("TEST_DEVICE", "host");
   if (name == "host") return std::make_unique<cachestore::HostDevice>();
   KVT_CHECK(name.starts_with("cuda:"));
   auto device = cachestore::OpenCudaDevice(
