@@ -155,8 +155,15 @@ struct KiviScales {
 
   KVT_DEVICE Octet Load(int first, int count, int kind) const {
     const int at = kind * groups + first;
-    return in_e4m3 ? LoadAs(reinterpret_cast<const E4m3*>(stored) + at, count)
-                   : LoadAs(reinterpret_cast<const Fp16*>(stored) + at, count);
+    if (in_e4m3) return LoadAs(reinterpret_cast<const E4m3*>(stored) + at, count);
+    if (Aligned(stored, sizeof(Fp16)))
+      return LoadAs(reinterpret_cast<const Fp16*>(stored) + at, count);
+    Octet octet = {};  // behind an odd number of bytes of codes
+    KVT_UNROLL
+    for (int i = 0; i < kOctet; ++i) {
+      if (i < count) octet.x[i] = LoadFp16(stored + 2 * (at + i));
+    }
+    return octet;
   }
   KVT_DEVICE float LoadOne(int at) const { return Load(at, 1, 0).x[0]; }
 };
