@@ -72,7 +72,7 @@ T atomicAdd(T* to, T value) {
 // NOLINTEND(bugprone-reserved-identifier,readability-identifier-naming)
 
 namespace kvtier::cuda_double {
-void Enqueue(cudaStream_t stream, std::function<void()> work);
+cudaError_t Enqueue(cudaStream_t stream, std::function<void()> work);
 }  // namespace kvtier::cuda_double
 
 namespace kvtier::kernels {
@@ -81,11 +81,10 @@ template <class... Parameters, class... Arguments>
 int Launch(void (*kernel)(Parameters...), std::int64_t blocks, int threads, cudaStream_t stream,
            Arguments... arguments) {
   const std::tuple<Parameters...> parameters(arguments...);
-  cuda_double::Enqueue(stream, [=] {
+  return cuda_double::Enqueue(stream, [=] {
     cuda_emulation::RunGrid(static_cast<unsigned>(blocks), static_cast<unsigned>(threads),
                             [&] { std::apply(kernel, parameters); });
   });
-  return cudaGetLastError();
 }
 
 }  // namespace kvtier::kernels

@@ -59,7 +59,7 @@ Runtime& The() {
 thread_local cudaError_t t_last = cudaSuccess;
 
 cudaError_t Return(cudaError_t error) {
-  if (error != cudaSuccess && error != cudaErrorNotReady) t_last = error;
+  if (error != cudaSuccess) t_last = error;  // NotReady, too
   return error;
 }
 
@@ -217,10 +217,11 @@ cudaError_t CheckCopy(const void* to, const void* from, cudaMemcpyKind kind) {
 
 namespace kvtier::cuda_double {
 
-void Enqueue(cudaStream_t stream, std::function<void()> work) {
-  if (Enter("launch") != cudaSuccess) return;
+cudaError_t Enqueue(cudaStream_t stream, std::function<void()> work) {
+  if (const cudaError_t refused = Enter("launch"); refused != cudaSuccess) return refused;
   ++The().launches;
   Of(stream).Add(std::move(work));
+  return cudaSuccess;
 }
 
 void Inject(const std::string& function, int calls, cudaError_t error) {
@@ -324,7 +325,7 @@ cudaError_t cudaStreamDestroy(cudaStream_t stream) {
 }
 cudaError_t cudaStreamQuery(cudaStream_t stream) {
   KVT_ENTER("cudaStreamQuery");
-  return Of(stream).Idle() ? cudaSuccess : cudaErrorNotReady;
+  return Of(stream).Idle() ? cudaSuccess : Return(cudaErrorNotReady);
 }
 cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
   KVT_ENTER("cudaStreamSynchronize");
@@ -387,7 +388,7 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned
 cudaError_t cudaEventQuery(cudaEvent_t event) {
   KVT_ENTER("cudaEventQuery");
   const std::lock_guard lock(event->mutex);
-  return event->passed >= event->recorded ? cudaSuccess : cudaErrorNotReady;
+  return event->passed >= event->recorded ? cudaSuccess : Return(cudaErrorNotReady);
 }
 
 cudaError_t cudaGetLastError() {

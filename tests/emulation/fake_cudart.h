@@ -15,7 +15,7 @@
 namespace kvtier::cuda_double {
 
 // Work of a kernel's launch. On the null stream it is counted, and runs, too.
-void Enqueue(cudaStream_t stream, std::function<void()> work);
+cudaError_t Enqueue(cudaStream_t stream, std::function<void()> work);
 
 // The call of `function` after `calls` more fails with `error`, which stays for good, as on a
 // device, unless it is one that says only that the call was refused. No call: hangs the streams
