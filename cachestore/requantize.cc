@@ -15,7 +15,9 @@ absl::StatusOr<std::shared_ptr<Part>> Requantize(const Part& from, const TensorM
   KVT_CHECK(memory.size() >= to.layout.bytes);
   // Whoever reads it has to be told; a new checksum would hide it.
   const Part* const source_part = &from;
-  if (FindDamage({&source_part, 1}, {0, to.heads()}, device).front().has_value()) return nullptr;
+  const auto damage = FindDamage({&source_part, 1}, {0, to.heads()}, device);
+  KVT_RETURN_IF_ERROR(device.Health());
+  if (damage.front().has_value()) return nullptr;
   auto part = std::make_shared<Part>(std::move(memory), to, from.side(), from.k_before_rope());
   const int dim = to.dim(), page_tokens = to.layout.page_tokens;
   const int units = page_tokens / to.layout.unit_tokens;

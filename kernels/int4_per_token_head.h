@@ -65,10 +65,10 @@ struct Int4PerTokenHead {
     float scale;
     int zero_point;
 
-    // Of rows from `minimum` to `maximum`.
     KVT_HD float Value(std::uint32_t code) const {
       return static_cast<float>(static_cast<int>(code) - zero_point) * scale;
     }
+    // Of rows from `minimum` to `maximum`.
     KVT_HD static Scaling Of(float minimum, float maximum) {
       // Halves, so that the difference can't overflow.
       const float measured = (maximum * 0.5f - minimum * 0.5f) / 7.5f;

@@ -87,14 +87,19 @@ class CudaDevice::Call {
   template <class Job>
   void Add(const Job& job) {
     if (status_.ok() && (!filling_.has_value() || !filling_->Fits(job))) Next();
-    if (status_.ok()) filling_->Add(job);
+    if (!status_.ok()) return;
+    if (filling_->Fits(job)) return filling_->Add(job);
+    refused_ = Error(Reason::kBudget,
+                     fmt::format("{}: a unit of the format takes more than its staging slots of {} "
+                                 "bytes; register the model with fewer page_tokens",
+                                 device_.name_, device_.options_.staging_bytes));
   }
 
   absl::Status Finish() {
     finished_ = true;
     if (filling_.has_value()) Launch();
     while (!running_.empty()) FinishOldest();
-    return status_;
+    return status_.ok() ? refused_ : status_;
   }
 
  private:
@@ -133,7 +138,8 @@ class CudaDevice::Call {
   }
 
   CudaDevice& device_;
-  absl::Status status_;
+  absl::Status status_;   // of the device
+  absl::Status refused_;  // of a job that no slot has room for
   std::optional<CudaBatch> filling_;
   std::deque<CudaBatch> running_;
   bool finished_ = false;
@@ -198,6 +204,13 @@ absl::StatusOr<std::byte*> CudaDevice::Reserve(std::int64_t bytes) {
       cudaMemsetAsync(slab_.get(), 0, static_cast<std::size_t>(bytes), slot.stream.get())));
   KVT_RETURN_IF_ERROR(
       CudaStatus("cudaStreamSynchronize", cudaStreamSynchronize(slot.stream.get())));
+  // Kernels that this GPU can't run say so here, and not at the first append.
+  const Piece first{slab_.get(), std::min<std::int64_t>(bytes, kernels::kShortHash + 1)};
+  std::uint64_t checksum = 0;
+  const ChecksumJob hash{first.memory, first.bytes, &checksum};
+  Zero({&first, 1});
+  Checksum({&hash, 1});
+  KVT_RETURN_IF_ERROR(Health());
   return slab_.get();
 }
 
@@ -230,6 +243,7 @@ void CudaDevice::Unpin(std::byte* memory) {
     absl::MutexLock lock(&mutex_);
     if (pinned_.erase(memory) == 0) return;
   }
+  cudaSetDevice(options_.index);
   cudaHostUnregister(memory);
 }
 

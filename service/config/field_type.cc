@@ -155,10 +155,8 @@ FieldType Device(std::string Config::*field) {
       field,
       [](const std::string& text) {
         if (text == "host" || text == "auto") return true;
-        int index = 0;
-        return absl::StartsWith(text, "cuda:") && text.size() <= 8 &&
-               absl::ascii_isdigit(static_cast<unsigned char>(text.back())) &&
-               absl::SimpleAtoi(text.substr(5), &index) && index >= 0;
+        return absl::StartsWith(text, "cuda:") && text.size() > 5 && text.size() <= 8 &&
+               text.find_first_not_of("0123456789", 5) == std::string::npos;
       },
       "host, auto or cuda:N");
 }

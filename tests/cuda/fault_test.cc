@@ -104,6 +104,25 @@ TEST_F(CudaFault, MemoryThatIsNotThereIsRefusedAndNotLost) {
   EXPECT_THAT(device_->Health(), IsOk());
 }
 
+TEST_F(CudaFault, AUnitThatNoSlotHoldsIsRefusedAndNothingIsLost) {
+  device_ = OpenCudaDevice({.staging_slots = 2, .staging_bytes = 64 << 10}).value();
+  slab_ = device_->Reserve(kSlab).value();
+  std::vector<std::byte> page(512 * 64 * 4);
+  const EncodeJob job{{.codec = {.id = kernels::CodecId::kFp8Page,
+                                 .element = kernels::ElementType::kE4m3,
+                                 .group = 512},
+                       .dim = 64,
+                       .source = {page.data(), kernels::ElementType::kFp32, 64},
+                       .units = 1,
+                       .out = slab_}};
+  for (int i = 0; i < 3; ++i) {
+    const absl::Status refused = device_->Encode({&job, 1});
+    EXPECT_EQ(ReasonOf(refused), "BUDGET") << refused;
+    EXPECT_THAT(std::string(refused.message()), HasSubstr("fewer page_tokens"));
+    EXPECT_THAT(Encode(), IsOk());
+  }
+}
+
 TEST_F(CudaFault, ADeviceThatIsNotThereIsAPrecondition) {
   const auto refused = OpenCudaDevice({.index = 7});
   EXPECT_EQ(refused.status().code(), absl::StatusCode::kFailedPrecondition);

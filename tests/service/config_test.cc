@@ -74,7 +74,7 @@ const std::map<std::string, Values>& SampleValues() {
       {"listen", {"127.0.0.1:1", "[::1]:2", "localhost:3", "127.0.0.1"}},
       {"health_listen", {"127.0.0.1:4", "[::1]:5", "localhost:6", "127.0.0.1:65536"}},
       {"metrics_listen", {"127.0.0.1:7", "0.0.0.0:8", "", "[::1]:9464"}},
-      {"device", {"host", "auto", "cuda:12", "cuda:"}},
+      {"device", {"host", "auto", "cuda:12", "cuda:+1"}},
       {"memory", {"64KiB", "3GiB", "64TiB", "65TiB"}},
       {"page_tokens", {"16", "160", "8192", "100"}},
       {"max_models", {"1", "2", "65536", "0"}},
