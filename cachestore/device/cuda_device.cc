@@ -23,6 +23,8 @@
 namespace kvtier::cachestore {
 namespace {
 
+bool IsShort(const ChecksumJob& job) { return job.bytes <= kernels::kShortHash; }
+
 class CudaDevice final : public Device {
  public:
   explicit CudaDevice(const CudaOptions& options)
@@ -59,6 +61,8 @@ class CudaDevice final : public Device {
   // Says once and for all that it is.
   void Lose(const absl::Status& why) ABSL_LOCKS_EXCLUDED(mutex_);
   void Move(absl::Span<const Transfer> transfers, bool host_from, bool host_to);
+  // Of what is short, which takes another function than the kernel's.
+  void ChecksumHere(absl::Span<const ChecksumJob> jobs);
 
   const CudaOptions options_;
   const std::string name_;
@@ -203,7 +207,8 @@ absl::StatusOr<std::byte*> CudaDevice::Reserve(std::int64_t bytes) {
       "cudaMemsetAsync",
       cudaMemsetAsync(slab_.get(), 0, static_cast<std::size_t>(bytes), slot.stream.get())));
   KVT_RETURN_IF_ERROR(
-      CudaStatus("cudaStreamSynchronize", cudaStreamSynchronize(slot.stream.get())));
+      CudaStatus("cudaEventRecord", cudaEventRecord(slot.done.get(), slot.stream.get())));
+  KVT_RETURN_IF_ERROR(Await(slot.done, options_.deadline));
   // Kernels that this GPU can't run say so here, and not at the first append.
   const Piece first{slab_.get(), std::min<std::int64_t>(bytes, kernels::kShortHash + 1)};
   std::uint64_t checksum = 0;
@@ -251,8 +256,7 @@ absl::Status CudaDevice::Encode(absl::Span<const EncodeJob> jobs) {
   std::vector<ChecksumJob> full, short_ones;
   Call call(*this);
   for (const EncodeJob& job : jobs) {
-    if (job.fills.bytes > 0)
-      (job.fills.bytes > kernels::kShortHash ? full : short_ones).push_back(job.fills);
+    if (job.fills.bytes > 0) (IsShort(job.fills) ? short_ones : full).push_back(job.fills);
     const kernels::EncodeRun& run = job.run;
     if (run.dim == 0 || run.units == 0) continue;
     const std::int64_t most = CudaBatch::MostUnits(run, options_.staging_bytes);
@@ -269,7 +273,7 @@ absl::Status CudaDevice::Encode(absl::Span<const EncodeJob> jobs) {
   }
   for (const ChecksumJob& job : full) call.Add(job);
   KVT_RETURN_IF_ERROR(call.Finish());
-  if (!short_ones.empty()) Checksum(short_ones);
+  ChecksumHere(short_ones);
   return Health();
 }
 
@@ -323,34 +327,30 @@ void CudaDevice::Fetch(absl::Span<const Transfer> transfers) {
     std::memset(transfer.to, 0, static_cast<std::size_t>(transfer.bytes));
 }
 
-// What is short is hashed here: it takes another function.
 void CudaDevice::Checksum(absl::Span<const ChecksumJob> jobs) {
-  std::int64_t short_bytes = 0;
+  std::vector<ChecksumJob> short_ones;
   Call call(*this);
   for (const ChecksumJob& job : jobs) {
-    if (job.bytes > kernels::kShortHash) {
-      call.Add(job);
+    if (IsShort(job)) {
+      short_ones.push_back(job);
     } else {
-      short_bytes += job.bytes;
+      call.Add(job);
     }
   }
   call.Finish().IgnoreError();  // Health has it
-  if (short_bytes == 0) return;
-  std::vector<std::byte> fetched(static_cast<std::size_t>(short_bytes));
+  ChecksumHere(short_ones);
+}
+
+void CudaDevice::ChecksumHere(absl::Span<const ChecksumJob> jobs) {
+  std::vector<std::byte> fetched(jobs.size() * kernels::kShortHash);
   std::vector<Transfer> fetches;
-  std::byte* at = fetched.data();
   for (const ChecksumJob& job : jobs) {
-    if (job.bytes > kernels::kShortHash) continue;
-    fetches.push_back({at, job.memory, job.bytes});
-    at += job.bytes;
+    std::byte* const to = fetched.data() + fetches.size() * kernels::kShortHash;
+    fetches.push_back({to, job.memory, job.bytes});
   }
   Fetch(fetches);
-  const std::byte* from = fetched.data();
-  for (const ChecksumJob& job : jobs) {
-    if (job.bytes > kernels::kShortHash) continue;
-    *job.checksum = XXH3_64bits(from, static_cast<std::size_t>(job.bytes));
-    from += job.bytes;
-  }
+  for (std::size_t i = 0; i < jobs.size(); ++i)
+    *jobs[i].checksum = XXH3_64bits(fetches[i].to, static_cast<std::size_t>(jobs[i].bytes));
 }
 
 }  // namespace

@@ -280,10 +280,6 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int) {
   std::strcpy(properties->name, "emulated device");
   return cudaSuccess;
 }
-cudaError_t cudaDriverGetVersion(int* version) {
-  *version = CUDART_VERSION;
-  return cudaSuccess;
-}
 
 cudaError_t cudaMalloc(void** memory, std::size_t bytes) {
   KVT_ENTER("cudaMalloc");
