@@ -19,8 +19,8 @@ struct StoredPages {
 };
 
 // New values of one K or V: the shard's heads, the chunk's tokens, in the source dtype, but for
-// those that come as codes, which the rows leave out. Strides count elements. Host memory that must
-// stay readable while the append runs; of values that change meanwhile anything may be stored, and
+// those that come as codes, which the rows leave out. Strides count elements. Memory that must stay
+// readable while the append runs; of values that change meanwhile anything may be stored, and
 // nothing else is hurt.
 struct SourceTensor {
   const std::byte* data = nullptr;
@@ -49,6 +49,7 @@ struct Chunk {
   std::int64_t tokens = 0;
   std::vector<Layer> layers;
   bool saturate_non_finite = false;
+  bool on_device = false;  // values, not what comes as codes: in memory that the device reserved
 };
 
 }  // namespace kvtier::cachestore

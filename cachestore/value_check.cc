@@ -55,14 +55,13 @@ absl::Status CheckBlocks(const TensorModel& tensor, const SourceTensor& source,
   return absl::OkStatus();
 }
 
-// What is larger, and a NaN, is refused, or passed over.
+}  // namespace
+
 float LimitOf(const TensorModel& tensor, bool saturate_non_finite) {
   return TakesNonFinite(tensor, saturate_non_finite)
              ? std::numeric_limits<float>::max()
              : kernels::MagnitudeLimit(tensor.layout.codec, tensor.dim());
 }
-
-}  // namespace
 
 bool TakesNonFinite(const TensorModel& tensor, bool saturate_non_finite) {
   const kernels::Codec& codec = tensor.layout.codec;

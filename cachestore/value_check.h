@@ -27,6 +27,9 @@ struct ValueRange {
 // saturate.
 bool TakesNonFinite(const TensorModel& tensor, bool saturate_non_finite);
 
+// The largest magnitude that may be stored; where NaN and Inf may, the largest finite one.
+float LimitOf(const TensorModel& tensor, bool saturate_non_finite);
+
 // Refuses what the tensor's format can't store: NaN and Inf (unless they are to saturate, in FP8
 // with a scale known beforehand), and magnitudes past the format's limit. FP8 sources are taken as
 // they are. The message names layer, head, token and channel. Gives the largest finite magnitude

@@ -37,7 +37,7 @@ class AppendStream::Reactor final
 
   // Sends the opening message and waits for its ack. Call once, first.
   absl::Status Open(v1::KvTierService::Stub& stub, const v1::AppendOpen& open);
-  absl::Status Send(v1::AppendChunk chunk);
+  absl::Status Send(v1::AppendChunk chunk, std::shared_ptr<const void> keeps);
   absl::StatusOr<AppendProgress> Finish();
 
   const v1::AppendResponse& opened() const { return opened_; }
@@ -74,7 +74,8 @@ class AppendStream::Reactor final
   std::uint64_t moves_ ABSL_GUARDED_BY(mutex_) =
       0;  // writes and acks seen: tells slow from stalled
   std::deque<std::optional<SharedPool::Piece>> shared_
-      ABSL_GUARDED_BY(mutex_);  // of each chunk under way
+      ABSL_GUARDED_BY(mutex_);                                            // of each chunk under way
+  std::deque<std::shared_ptr<const void>> kept_ ABSL_GUARDED_BY(mutex_);  // the same
   AppendProgress progress_ ABSL_GUARDED_BY(mutex_);
   std::optional<grpc::Status> status_ ABSL_GUARDED_BY(mutex_);
 };

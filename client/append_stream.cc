@@ -79,7 +79,7 @@ absl::Status AppendStream::Reactor::Await(Ready ready) {
   return broken_ ? absl::UnknownError("the append stream broke") : absl::OkStatus();
 }
 
-absl::Status AppendStream::Reactor::Send(v1::AppendChunk chunk) {
+absl::Status AppendStream::Reactor::Send(v1::AppendChunk chunk, std::shared_ptr<const void> keeps) {
   if (closed_) return absl::FailedPreconditionError("the append stream has ended");
   absl::Status status;
   {
@@ -89,6 +89,7 @@ absl::Status AppendStream::Reactor::Send(v1::AppendChunk chunk) {
     });
     if (status.ok()) {
       Share(chunk);
+      kept_.push_back(std::move(keeps));
       *request_.mutable_chunk() = std::move(chunk);
       StartWriteLocked();
       return absl::OkStatus();
@@ -178,6 +179,7 @@ void AppendStream::Reactor::OnReadDone(bool ok) {
   } else {
     ++progress_.chunks;
     shared_.pop_front();
+    kept_.pop_front();
   }
   StartRead(&response_);
 }
@@ -200,7 +202,9 @@ AppendStream::~AppendStream() = default;
 
 const v1::AppendResponse& AppendStream::opened() const { return reactor_->opened(); }
 AppendProgress AppendStream::progress() const { return reactor_->progress(); }
-absl::Status AppendStream::Send(v1::AppendChunk chunk) { return reactor_->Send(std::move(chunk)); }
+absl::Status AppendStream::Send(v1::AppendChunk chunk, std::shared_ptr<const void> keeps) {
+  return reactor_->Send(std::move(chunk), std::move(keeps));
+}
 absl::StatusOr<AppendProgress> AppendStream::Finish() { return reactor_->Finish(); }
 
 }  // namespace kvtier::client

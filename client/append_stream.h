@@ -42,7 +42,9 @@ class AppendStream {
 
   // Queues a chunk; waits while the window is full. The error is the stream's: also that of an
   // earlier chunk. Move the chunk in: its payload is not copied.
-  absl::Status Send(v1::AppendChunk chunk);
+  // `keeps` is held until the ack, or the stream's end: what the server takes values from
+  // meanwhile.
+  absl::Status Send(v1::AppendChunk chunk, std::shared_ptr<const void> keeps = nullptr);
   // Waits for the last ack and ends the stream. Nothing may be sent after it.
   absl::StatusOr<AppendProgress> Finish();
 

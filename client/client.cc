@@ -142,6 +142,7 @@ class Client::Impl {
 
 Client::Client(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 Client::~Client() = default;
+v1::KvTierService::Stub& Client::stub() const { return impl_->stub(); }
 
 absl::StatusOr<std::unique_ptr<Client>> Client::Connect(const std::string& address,
                                                         const ClientOptions& options) {

@@ -14,7 +14,7 @@
 #include "client/append_stream.h"
 #include "client/shared_memory.h"
 #include "client/transport_choice.h"
-#include "kvtier/v1/kv_tier.pb.h"
+#include "kvtier/v1/kv_tier.grpc.pb.h"
 
 namespace kvtier::client {
 
@@ -118,6 +118,7 @@ class Client {
   absl::StatusOr<v1::DrainResponse> Drain();
 
  private:
+  friend class GpuClient;
   class Impl;
   struct ChunkView;
   struct ViewHandlers;
@@ -127,6 +128,7 @@ class Client {
   absl::StatusOr<ReadResult> ReadOnce(const v1::ReadRequest& request, const ViewHandlers& handlers,
                                       Transfer transfer, const std::shared_ptr<SharedPool>& pool);
   explicit Client(std::unique_ptr<Impl> impl);
+  v1::KvTierService::Stub& stub() const;
 
   const std::unique_ptr<Impl> impl_;
 };

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "absl/status/statusor.h"
+#include "client/credits.h"
 #include "client/shared_memory.h"
 #include "kvtier/v1/kv_tier.grpc.pb.h"
 
@@ -20,7 +21,7 @@ class RingReader {
              SharedPool::Piece piece);
   RingReader(const RingReader&) = delete;
   RingReader& operator=(const RingReader&) = delete;
-  // Waits for what it has called: bounded by a deadline. Unless the server has ended the read, it
+  // Unless the server has ended the read, it
   // may write to the ring still, which is abandoned then.
   ~RingReader();
   void ServerEnded() { server_ended_ = true; }
@@ -35,12 +36,10 @@ class RingReader {
   void Done();
 
  private:
-  class Credits;
-
   std::shared_ptr<SharedPool> pool_;
   SharedPool::Piece piece_;
   std::uint64_t read_id_;
-  std::unique_ptr<Credits> credits_;
+  Credits credits_;
   std::uint64_t chunks_ = 0;
   bool server_ended_ = false;
 };

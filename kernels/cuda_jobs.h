@@ -34,6 +34,14 @@ struct DeviceHash {
   std::uint64_t* out = nullptr;
 };
 inline constexpr std::int64_t kShortHash = 240;
+// The bits of the largest |x| of rows, an integer by which magnitudes are ordered, and NaN above
+// them: the greater of it and what is there.
+struct DeviceLargest {
+  ConstRows rows;
+  int dim = 0;
+  std::int64_t tokens = 0;
+  DeviceCount* largest = nullptr;
+};
 
 // A block's share of a launch: the `index`-th of the tiles that a job's items are cut into.
 struct Tile {
@@ -105,6 +113,8 @@ int LaunchEncode(EncodeLaunch launch, const DeviceEncode* jobs, const Tile* tile
 int LaunchDecode(DecodeLaunch launch, const DeviceDecode* jobs, const Tile* tiles,
                  std::int64_t count, CUstream_st* stream);
 int LaunchMove(const DeviceMove* jobs, const Tile* tiles, std::int64_t count, CUstream_st* stream);
+int LaunchLargest(const DeviceLargest* jobs, const Tile* tiles, std::int64_t count,
+                  CUstream_st* stream);
 // A block a job.
 int LaunchHash(const DeviceHash* jobs, std::int64_t count, CUstream_st* stream);
 

@@ -1,4 +1,4 @@
-// Bytes that are moved, zeroed and hashed.
+// Bytes that are moved, zeroed and hashed, and values that are looked at.
 
 #include "kernels/cuda_jobs.h"
 #include "kernels/cuda_launch.h"
@@ -28,6 +28,27 @@ __global__ void __launch_bounds__(kBlockThreads, kBlocksAtOnce<1>)
     }
     for (std::int64_t i = at; i < end; ++i) to[i] = from == nullptr ? 0 : from[i];
   }
+}
+
+__global__ void __launch_bounds__(kBlockThreads, kBlocksAtOnce<1>)
+    LargestOfRows(const DeviceLargest* jobs, const Tile* tiles) {
+  const Tile tile = tiles[blockIdx.x];
+  const DeviceLargest job = jobs[tile.job];
+  const std::int64_t first = FirstRow(tile);
+  const std::int64_t rows = job.tokens - first < kTileRows ? job.tokens - first : kTileRows;
+  const int octets = Octets(job.dim);
+  const std::int64_t row_bytes = job.rows.token_stride * ElementBytes(job.rows.type);
+  std::int32_t largest = 0;
+  for (int at = threadIdx.x; at < rows * octets; at += kBlockThreads) {
+    const int channel = at % octets * kOctet;
+    const int left = job.dim - channel;
+    const std::byte* row = job.rows.data + (first + at / octets) * row_bytes;
+    const std::int32_t of_octet =
+        Largest(Load(row, job.rows.type, channel, left < kOctet ? left : kOctet));
+    largest = of_octet > largest ? of_octet : largest;
+  }
+  largest = MaxOf(largest, 32);
+  if (threadIdx.x % 32 == 0) atomicMax(job.largest, static_cast<DeviceCount>(largest));
 }
 
 // XXH3 (xxhash's doc/xxhash_spec.md), 64 bits, seed 0, of more than kShortHash bytes: eight sums
@@ -131,6 +152,11 @@ __global__ void __launch_bounds__(kBlockThreads, kBlocksAtOnce<1>) Hash(const De
 
 int LaunchMove(const DeviceMove* jobs, const Tile* tiles, std::int64_t count, CUstream_st* stream) {
   return Launch(Move, count, kBlockThreads, stream, jobs, tiles);
+}
+
+int LaunchLargest(const DeviceLargest* jobs, const Tile* tiles, std::int64_t count,
+                  CUstream_st* stream) {
+  return Launch(LargestOfRows, count, kBlockThreads, stream, jobs, tiles);
 }
 
 int LaunchHash(const DeviceHash* jobs, std::int64_t count, CUstream_st* stream) {

@@ -38,5 +38,6 @@ struct Items {
 Items ItemsOf(const EncodeRun& run, EncodeKernel kernel);
 Items ItemsOf(const DecodeRun& run);
 inline Items ItemsOf(const DeviceMove& move) { return {move.bytes, kTileBytes}; }
+inline Items ItemsOf(const DeviceLargest& job) { return {job.tokens, kTileRows}; }
 
 }  // namespace kvtier::kernels

@@ -25,7 +25,7 @@ MAY_INCLUDE = {
     "service/config": {"service", "service/config", "cachestore/base", "cachestore/model", "version"} | KERNEL_WORDS,
     "service/metrics": {"service", "service/metrics", "version"} | STORE | KERNEL_WORDS,
     "service/rpc": {"service", "service/rpc", "transport", "proto", "version"} | STORE | KERNEL_WORDS,
-    "service": SERVICE | {"proto", "version", "kernels/host_target.h"} | STORE | KERNEL_WORDS,
+    "service": SERVICE | {"transport", "proto", "version", "kernels/host_target.h"} | STORE | KERNEL_WORDS,
     "tests/support": {"tests/support", "cachestore/base", "cachestore/device", "cachestore/model"} | KERNEL_WORDS,
     "tests": None,  # anything
     "bench": None,
@@ -35,8 +35,8 @@ GENERATED = {"kvtier/v1/": "proto", "google/rpc/": "proto", "kvtier/version.h": 
 
 # Header -> the places that may include it; none: not yet anywhere.
 ONLY_IN = {
-    "cuda": ("bench/kernel_bench.cc", "cachestore/device/cuda_", "kernels/cuda_", "tests/emulation/", "tests/nccl/",
-             "transport/nccl_"),
+    "cuda": ("bench/kernel_bench.cc", "cachestore/device/cuda_", "client/gpu_", "kernels/cuda_", "tests/emulation/",
+             "tests/nccl/", "transport/nccl_"),
     "nccl": ("tests/emulation/", "transport/nccl_"),
     "grpc/": ("client/", "service/", "tests/", "bench/"),
     "grpcpp/": ("client/", "service/", "tests/", "bench/"),

@@ -31,7 +31,7 @@ RULES = [
     Rule(re.compile(r"std::random_device"), "take a seed or an id as a parameter", CODE,
          ("client/", "service/", "tests/support/", "bench/")),
     Rule(re.compile(r"\bsleep_for\(|\bsleep_until\(|absl::SleepFor\(|\bu?sleep\("),
-         "wait for the event, not for time", CODE, ("cachestore/device/cuda_handles.cc", "transport/nccl_link.cc", "tests/emulation/", "tests/nccl/", "client/cli/", "tests/client/", "tests/e2e/", "tests/service/", "tests/support/", "bench/")),
+         "wait for the event, not for time", CODE, ("cachestore/device/cuda_handles.cc", "client/gpu_copies.cc", "transport/nccl_channel.cc", "transport/nccl_link.cc", "tests/emulation/", "tests/gpu_client/", "tests/nccl/", "client/cli/", "tests/client/", "tests/e2e/", "tests/service/", "tests/support/", "bench/")),
     Rule(re.compile(r"std::(cout|cerr)\b|\bf?printf\(|fmt::print\("), "log, or return the text to the one who prints",
          CODE, ("client/cli/", "service/main.cc", "cachestore/base/check.", "tests/", "bench/")),
     Rule(re.compile(r"\b(assert)\("), "KVT_CHECK (cachestore/base/check.h) stays on in release", CODE, ("kernels/",)),

@@ -25,6 +25,7 @@
 #include "service/device.h"
 #include "service/log.h"
 #include "service/metrics/exporter.h"
+#include "service/nccl.h"
 #include "service/ready_file.h"
 #include "service/rpc/server.h"
 #include "service/rpc/shm_server.h"
@@ -82,7 +83,8 @@ std::string AddressesText(const Server& server, const std::string& metrics) {
 
 // Waits for SIGTERM or SIGINT, which every thread has blocked, and does what is due once a second
 // meanwhile. 0: the device was lost.
-int WaitForSignal(cachestore::Store& store, const cachestore::Device& device, RpcContext& context) {
+int WaitForSignal(cachestore::Store& store, const cachestore::Device& device,
+                  const transport::NcclRuntime* nccl, RpcContext& context) {
   sigset_t signals;
   sigemptyset(&signals);
   sigaddset(&signals, SIGTERM);
@@ -95,7 +97,12 @@ int WaitForSignal(cachestore::Store& store, const cachestore::Device& device, Rp
       Log(LogLevel::kError, std::string(health.message()));
       return 0;
     }
+    if (nccl != nullptr && nccl->stuck() > kStallDeadline) {
+      Log(LogLevel::kError, "the GPU is lost: NCCL can't end a communicator");
+      return 0;
+    }
     store.Sweep();
+    context.transports.Sweep(context.clock.Now());
     context.watch.Sweep(context.clock.Now() - kStallDeadline);
     if (const int reclaimed = store.ReclaimAbandoned(); reclaimed > 0) {
       Log(LogLevel::kWarning, "gave up open sequences whose writers went silent",
@@ -173,8 +180,13 @@ int Serve(const Config& config) {
   if (!store.ok()) return Fail(store.status());
 
   std::atomic<bool> draining{false};
-  Transports transports({.max_transports = config.max_transports, .max_shm_bytes = config.max_shm},
+  Transports transports({.max_transports = config.max_transports,
+                         .max_shm_bytes = config.max_shm,
+                         .nccl_deadline = config.nccl_deadline,
+                         .nccl_idle = config.nccl_idle},
                         device);
+  const auto nccl = SetUpNccl(config, device, transports);
+  if (!nccl.ok()) return Fail(nccl.status());
   auto metrics =
       Metrics::Create(**store, {.listen = config.metrics_listen,
                                 .device = device.name(),
@@ -212,12 +224,13 @@ int Serve(const Config& config) {
        {"listen", (*server)->listen()},
        {"health_listen", (*server)->health_listen()},
        {"metrics_listen", metrics_address},
-       {"shm_socket", transports.shm_socket()}});
+       {"shm_socket", transports.shm_socket()},
+       {"nccl", *nccl == nullptr ? 0 : (*nccl)->version()}});
   if (ready_file.has_value()) {
     const absl::Status written = ready_file->Write(AddressesText(**server, metrics_address));
     if (!written.ok()) return Fail(written);
   }
-  const int signal = WaitForSignal(**store, device, context);
+  const int signal = WaitForSignal(**store, device, nccl->get(), context);
   Log(LogLevel::kInfo, "shutting down", {{"signal", signal}});
   // Of a device that is lost, nothing can be read to its end.
   (*server)->Shutdown(signal > 0 ? config.drain_deadline : absl::Seconds(1));

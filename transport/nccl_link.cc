@@ -21,23 +21,6 @@ using Clock = std::chrono::steady_clock;
 // How long the reaper's end waits for aborts.
 constexpr absl::Duration kLastAborts = absl::Seconds(2);
 
-// Polls: NCCL and CUDA tell nobody. `look` gives a status once there is one. DEADLINE_EXCEEDED
-// where there is none in time.
-template <class F>
-absl::Status Poll(const char* what, absl::Duration deadline, F look) {
-  constexpr int kBusyPolls = 50;
-  const auto until = Clock::now() + absl::ToChronoNanoseconds(deadline);
-  for (int polls = 0;; ++polls) {
-    if (std::optional<absl::Status> status = look()) return *std::move(status);
-    if (Clock::now() >= until) {
-      return absl::DeadlineExceededError(
-          fmt::format("{}: the other end has not done its part within {} s", what,
-                      absl::ToDoubleSeconds(deadline)));
-    }
-    std::this_thread::sleep_for(std::chrono::microseconds(polls < kBusyPolls ? 20 : 500));
-  }
-}
-
 absl::Status CudaStatus(cudaError_t error, const char* what) {
   if (error == cudaSuccess) return absl::OkStatus();
   return absl::InternalError(fmt::format("{}: CUDA says {}", what, cudaGetErrorString(error)));
@@ -53,7 +36,7 @@ struct NcclReaper::State {
 
   const std::shared_ptr<const NcclLibrary> library;
   absl::Mutex mutex;
-  std::deque<std::pair<ncclComm_t, cudaStream_t>> waiting ABSL_GUARDED_BY(mutex);
+  std::deque<Remains> waiting ABSL_GUARDED_BY(mutex);
   std::optional<Clock::time_point> began ABSL_GUARDED_BY(mutex);
   bool stops ABSL_GUARDED_BY(mutex) = false;
   bool ended ABSL_GUARDED_BY(mutex) = false;
@@ -61,7 +44,7 @@ struct NcclReaper::State {
 
 void NcclReaper::State::Run() {
   while (true) {
-    std::pair<ncclComm_t, cudaStream_t> next;
+    Remains next;
     {
       absl::MutexLock lock(&mutex);
       const auto due = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex) {
@@ -72,12 +55,13 @@ void NcclReaper::State::Run() {
         ended = true;
         return;
       }
-      next = waiting.front();
+      next = std::move(waiting.front());
       waiting.pop_front();
       began = Clock::now();
     }
-    library->CommAbort(next.first);
-    cudaStreamDestroy(next.second);
+    library->CommAbort(next.comm);
+    cudaStreamDestroy(next.stream);
+    next.memory.reset();
     absl::MutexLock lock(&mutex);
     began.reset();
   }
@@ -96,9 +80,9 @@ NcclReaper::~NcclReaper() {
 
 const NcclLibrary& NcclReaper::library() const { return *state_->library; }
 
-void NcclReaper::Abort(ncclComm_t comm, cudaStream_t stream) {
+void NcclReaper::Abort(Remains remains) {
   absl::MutexLock lock(&state_->mutex);
-  state_->waiting.emplace_back(comm, stream);
+  state_->waiting.push_back(std::move(remains));
 }
 
 absl::Duration NcclReaper::stuck() const {
@@ -118,16 +102,15 @@ absl::StatusOr<std::string> NcclLink::NewId(const NcclLibrary& library) {
   return std::string(id.internal, sizeof id.internal);
 }
 
-absl::StatusOr<std::unique_ptr<NcclLink>> NcclLink::Connect(NcclReaper& reaper,
-                                                            const std::string& id, Rank rank,
-                                                            absl::Duration deadline) {
+absl::StatusOr<std::unique_ptr<NcclLink>> NcclLink::Connect(NcclReaper& reaper, Options options) {
+  const std::string& id = options.id;
   ncclUniqueId unique;
   if (id.size() != sizeof unique.internal) {
     return absl::InvalidArgumentError(
         fmt::format("the id has {} bytes; want {}", id.size(), sizeof unique.internal));
   }
   std::memcpy(unique.internal, id.data(), id.size());
-  std::unique_ptr<NcclLink> link(new NcclLink(reaper, rank));
+  std::unique_ptr<NcclLink> link(new NcclLink(reaper, std::move(options)));
   KVT_RETURN_IF_ERROR(
       CudaStatus(cudaStreamCreateWithFlags(&link->stream_, cudaStreamNonBlocking), "a stream"));
   ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
@@ -136,11 +119,30 @@ absl::StatusOr<std::unique_ptr<NcclLink>> NcclLink::Connect(NcclReaper& reaper,
   config.maxCTAs = 4;
   const NcclLibrary& library = reaper.library();
   const ncclResult_t begun =
-      library.CommInitRankConfig(&link->comm_, 2, unique, static_cast<int>(rank), &config);
+      library.CommInitRankConfig(&link->comm_, 2, unique, 1 - link->peer(), &config);
   if (begun != ncclSuccess && begun != ncclInProgress)
     return link->Break(library.StatusOf(begun, "connecting", link->comm_));
-  KVT_RETURN_IF_ERROR(link->Settle("connecting", deadline));
+  KVT_RETURN_IF_ERROR(link->Settle("connecting", link->options_.deadline));
   return link;
+}
+
+// Polls: NCCL and CUDA tell nobody. `look` gives a status once there is one. DEADLINE_EXCEEDED
+// where there is none in time.
+template <class F>
+absl::Status NcclLink::Poll(const char* what, absl::Duration deadline, F look) const {
+  constexpr int kBusyPolls = 50;
+  const auto until = Clock::now() + absl::ToChronoNanoseconds(deadline);
+  for (int polls = 0;; ++polls) {
+    if (std::optional<absl::Status> status = look()) return *std::move(status);
+    if (options_.cancelled != nullptr && *options_.cancelled)
+      return absl::CancelledError("the link is closed");
+    if (Clock::now() >= until) {
+      return absl::DeadlineExceededError(
+          fmt::format("{}: the other end has not done its part within {} s", what,
+                      absl::ToDoubleSeconds(deadline)));
+    }
+    std::this_thread::sleep_for(std::chrono::microseconds(polls < kBusyPolls ? 20 : 500));
+  }
 }
 
 NcclLink::~NcclLink() { Break(absl::CancelledError("the link is closed")).IgnoreError(); }
@@ -149,7 +151,7 @@ absl::Status NcclLink::Break(absl::Status why) {
   if (!health_.ok()) return health_;
   health_ = std::move(why);
   if (comm_ != nullptr) {
-    reaper_.Abort(comm_, stream_);
+    reaper_.Abort({comm_, stream_, std::move(options_.memory)});
   } else if (stream_ != nullptr) {
     cudaStreamDestroy(stream_);
   }
@@ -189,18 +191,16 @@ absl::Status NcclLink::Group(absl::Span<const DevicePiece> pieces, absl::Duratio
 }
 
 absl::Status NcclLink::Send(absl::Span<const DevicePiece> pieces, absl::Duration deadline) {
-  const int peer = 1 - static_cast<int>(rank_);
   return Group(pieces, deadline, "sending", [&](const DevicePiece& piece) {
     return reaper_.library().Send(piece.data, static_cast<std::size_t>(piece.bytes), ncclUint8,
-                                  peer, comm_, stream_);
+                                  peer(), comm_, stream_);
   });
 }
 
 absl::Status NcclLink::Receive(absl::Span<const DevicePiece> pieces, absl::Duration deadline) {
-  const int peer = 1 - static_cast<int>(rank_);
   return Group(pieces, deadline, "receiving", [&](const DevicePiece& piece) {
     return reaper_.library().Recv(piece.data, static_cast<std::size_t>(piece.bytes), ncclUint8,
-                                  peer, comm_, stream_);
+                                  peer(), comm_, stream_);
   });
 }
 

@@ -2,15 +2,18 @@
 
 #include <cuda_runtime_api.h>
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <utility>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "absl/types/span.h"
+#include "transport/device_piece.h"
 #include "transport/nccl_library.h"
 
 namespace kvtier::transport {
@@ -26,8 +29,13 @@ class NcclReaper {
 
   const NcclLibrary& library() const;
 
-  // Takes both; the stream goes after the communicator.
-  void Abort(ncclComm_t comm, cudaStream_t stream);
+  // Takes all of it: the stream goes after the communicator, then what the transfers used.
+  struct Remains {
+    ncclComm_t comm = nullptr;
+    cudaStream_t stream = nullptr;
+    std::shared_ptr<const void> memory;
+  };
+  void Abort(Remains remains);
   // How long the abort that is under way has taken; zero where none is. One that takes very long
   // means that the GPU can't be used any more.
   absl::Duration stuck() const;
@@ -37,12 +45,6 @@ class NcclReaper {
  private:
   struct State;
   const std::shared_ptr<State> state_;
-};
-
-// Memory of the device that is sent or received as a whole.
-struct DevicePiece {
-  std::byte* data = nullptr;
-  std::int64_t bytes = 0;
 };
 
 // A communicator of two ranks, a server's GPU and a worker's, and a stream that carries its
@@ -57,11 +59,18 @@ class NcclLink {
   // that's for the worker, so that they end with it.
   static absl::StatusOr<std::string> NewId(const NcclLibrary& library);
 
+  struct Options {
+    std::string id;
+    Rank rank = Rank::kServer;
+    absl::Duration deadline;  // of connecting
+    // Kept until the GPU can't touch it any more, which is some time after the link is broken.
+    std::shared_ptr<const void> memory = nullptr;
+    // Once true, whoever waits is CANCELLED. May be null; must outlive the link.
+    const std::atomic<bool>* cancelled = nullptr;
+  };
   // Waits for the other end. DEADLINE_EXCEEDED where it doesn't come, FAILED_PRECONDITION where the
   // two can't work together, or there is no GPU. `reaper` must outlive it.
-  static absl::StatusOr<std::unique_ptr<NcclLink>> Connect(NcclReaper& reaper,
-                                                           const std::string& id, Rank rank,
-                                                           absl::Duration deadline);
+  static absl::StatusOr<std::unique_ptr<NcclLink>> Connect(NcclReaper& reaper, Options options);
   ~NcclLink();
   NcclLink(const NcclLink&) = delete;
   NcclLink& operator=(const NcclLink&) = delete;
@@ -79,17 +88,20 @@ class NcclLink {
   const absl::Status& health() const { return health_; }
 
  private:
-  NcclLink(NcclReaper& reaper, Rank rank) : reaper_(reaper), rank_(rank) {}
+  NcclLink(NcclReaper& reaper, Options options) : reaper_(reaper), options_(std::move(options)) {}
 
   absl::Status Break(absl::Status why);
   // Until NCCL has taken what it was given: before that nothing of it is on the stream.
   absl::Status Settle(const char* what, absl::Duration deadline);
+  int peer() const { return options_.rank == Rank::kServer ? 1 : 0; }
+  template <class F>
+  absl::Status Poll(const char* what, absl::Duration deadline, F look) const;
   template <class F>
   absl::Status Group(absl::Span<const DevicePiece> pieces, absl::Duration deadline,
                      const char* what, F transfer);
 
   NcclReaper& reaper_;
-  const Rank rank_;
+  Options options_;
   ncclComm_t comm_ = nullptr;
   cudaStream_t stream_ = nullptr;
   absl::Status health_;

@@ -89,6 +89,6 @@ absl::StatusOr<std::shared_ptr<ShmRegion>> ShmRegion::MapAll(int fd, std::int64_
   return std::shared_ptr<ShmRegion>(new ShmRegion(static_cast<std::byte*>(data), bytes));
 }
 
-ShmRegion::~ShmRegion() { munmap(data_, static_cast<std::size_t>(size_)); }
+ShmRegion::~ShmRegion() { munmap(data(), static_cast<std::size_t>(size())); }
 
 }  // namespace kvtier::transport

@@ -5,6 +5,7 @@
 #include <memory>
 
 #include "absl/status/statusor.h"
+#include "transport/region.h"
 #include "transport/unique_fd.h"
 
 namespace kvtier::transport {
@@ -12,7 +13,7 @@ namespace kvtier::transport {
 // Memory that two processes of one host share: a memfd that neither can shrink or grow, so that
 // what is mapped stays there whatever the other does; the other may write to it at any time, which
 // is its own affair. Thread-safe.
-class ShmRegion {
+class ShmRegion : public Region {
  public:
   // A new one of `bytes`, rounded up to whole pages, whose memory is all taken and paid for by this
   // process. RESOURCE_EXHAUSTED where it can't be had.
@@ -22,27 +23,15 @@ class ShmRegion {
   // has holes; RESOURCE_EXHAUSTED where it can't be mapped, or is larger than `most_bytes`.
   static absl::StatusOr<std::shared_ptr<ShmRegion>> Map(UniqueFd fd, std::int64_t most_bytes);
   ~ShmRegion();
-  ShmRegion(const ShmRegion&) = delete;
-  ShmRegion& operator=(const ShmRegion&) = delete;
 
-  std::byte* data() const { return data_; }
-  std::int64_t size() const { return size_; }
   // Of one that Make made, to be handed over.
   const UniqueFd& fd() const { return fd_; }
 
-  // The `bytes` from `offset` on; null where not all of them are inside.
-  std::byte* At(std::uint64_t offset, std::uint64_t bytes) const {
-    const auto size = static_cast<std::uint64_t>(size_);
-    return offset <= size && bytes <= size - offset ? data_ + offset : nullptr;
-  }
-
  private:
-  ShmRegion(std::byte* data, std::int64_t size) : data_(data), size_(size) {}
+  using Region::Region;
   static absl::StatusOr<std::shared_ptr<ShmRegion>> MapAll(int fd, std::int64_t bytes);
 
   UniqueFd fd_;
-  std::byte* const data_;
-  const std::int64_t size_;
 };
 
 }  // namespace kvtier::transport

@@ -39,6 +39,7 @@ constexpr Row kRows[] = {
     {Reason::kBehindWindow, "BEHIND_WINDOW", absl::StatusCode::kNotFound},
     {Reason::kUnknownTransport, "UNKNOWN_TRANSPORT", absl::StatusCode::kNotFound},
     {Reason::kTransportUnavailable, "TRANSPORT_UNAVAILABLE", absl::StatusCode::kFailedPrecondition},
+    {Reason::kTransportLost, "TRANSPORT_LOST", absl::StatusCode::kUnavailable},
     {Reason::kBudget, "BUDGET", absl::StatusCode::kResourceExhausted},
     {Reason::kQuota, "QUOTA", absl::StatusCode::kResourceExhausted},
     {Reason::kTooManySequences, "TOO_MANY_SEQUENCES", absl::StatusCode::kResourceExhausted},

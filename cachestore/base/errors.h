@@ -35,6 +35,7 @@ enum class Reason {
   kBehindWindow,
   kUnknownTransport,
   kTransportUnavailable,
+  kTransportLost,
   kBudget,
   kQuota,
   kTooManySequences,

@@ -1,6 +1,7 @@
 #include "cachestore/device/cuda_batch.h"
 
 #include <algorithm>
+#include <bit>
 #include <cstring>
 #include <map>
 #include <utility>
@@ -33,6 +34,10 @@ std::int64_t OutputBytes(const DecodeRun& run) {
 }
 // Of the tables, a tile for each row at the most.
 constexpr std::int64_t kTileBytes = 2 * sizeof(kernels::Tile);
+
+kernels::DeviceLargest OnDeviceOf(const LargestJob& job, kernels::DeviceCount* largest) {
+  return {job.rows, job.dim, job.tokens, largest};
+}
 
 // Rows of so many bytes, `stride` bytes apart.
 struct StridedRows {
@@ -76,6 +81,10 @@ std::int64_t CudaBatch::BytesOf(const StagedDecode& decode) {
          run.tokens * kTileBytes;
 }
 
+std::int64_t CudaBatch::BytesOf(const LargestJob& job) {
+  return kTableBytes + kernels::ItemsOf(OnDeviceOf(job, nullptr)).tiles() * kTileBytes;
+}
+
 std::int64_t CudaBatch::MostUnits(const EncodeRun& run, std::int64_t slot_bytes) {
   EncodeRun one = run;
   one.units = 1;
@@ -87,6 +96,10 @@ std::int64_t CudaBatch::MostTokens(const DecodeRun& run, std::int64_t slot_bytes
   DecodeRun one = run;
   one.tokens = 1;
   return std::max<std::int64_t>(1, MostBytes(slot_bytes) / (OutputBytes(one) + kTileBytes));
+}
+
+std::int64_t CudaBatch::MostTokens(std::int64_t slot_bytes) {
+  return MostBytes(slot_bytes) / kTileBytes * kernels::kTileRows;
 }
 
 std::int64_t CudaBatch::PlaceInFront(std::int64_t bytes) {
@@ -153,7 +166,7 @@ void CudaBatch::Add(const StagedEncode& encode) {
   }
   const kernels::EncodeLaunch kind = kernels::LaunchOf(run);
   encodes_.push_back({kind, {run, nullptr}, kernels::ItemsOf(run, kind.kernel)});
-  results_.push_back({encode.job.saturated, nullptr});
+  results_.push_back({.count = encode.job.saturated});
   tables_ += kTableBytes + rows * kTileBytes;
 }
 
@@ -168,13 +181,18 @@ void CudaBatch::Add(const StagedDecode& decode) {
     run.out.token_stride = kernels::RowElements(run.out.type, run.dim);
   }
   decodes_.push_back({kernels::LaunchOf(run), {run, nullptr}, kernels::ItemsOf(run)});
-  results_.push_back({decode.job.saturated, nullptr});
+  results_.push_back({.count = decode.job.saturated});
   tables_ += kTableBytes + run.tokens * kTileBytes;
 }
 
 void CudaBatch::Add(const ChecksumJob& job) {
   hashes_.push_back(job);
   tables_ += kTableBytes;
+}
+
+void CudaBatch::Add(const LargestJob& job) {
+  largest_.push_back(job);
+  tables_ += BytesOf(job);
 }
 
 template <class T>
@@ -210,7 +228,8 @@ void CudaBatch::PutTables(const std::vector<Planned<Kind, Job>>& planned, F laun
 }
 
 absl::Status CudaBatch::Launch(const CudaEvent* after) {
-  for (const ChecksumJob& job : hashes_) results_.push_back({nullptr, job.checksum});
+  for (const ChecksumJob& job : hashes_) results_.push_back({.checksum = job.checksum});
+  for (const LargestJob& job : largest_) results_.push_back({.largest = job.largest});
   const auto result_bytes = static_cast<std::int64_t>(results_.size() * sizeof(std::uint64_t));
   results_at_ = PlaceInFront(result_bytes);
   std::memset(OnHost(results_at_), 0, static_cast<std::size_t>(result_bytes));
@@ -220,12 +239,18 @@ absl::Status CudaBatch::Launch(const CudaEvent* after) {
   for (PlannedDecode& decode : decodes_) decode.job.saturated = next_count();
   std::vector<kernels::DeviceHash> hashes;
   for (const ChecksumJob& job : hashes_) hashes.push_back({job.memory, job.bytes, result++});
+  std::vector<Planned<int, kernels::DeviceLargest>> largest;
+  for (const LargestJob& job : largest_) {
+    const kernels::DeviceLargest on_device = OnDeviceOf(job, next_count());
+    largest.push_back({0, on_device, kernels::ItemsOf(on_device)});
+  }
 
   PutTables(moves_, [](int, auto... rest) { return kernels::LaunchMove(rest...); });
   PutTables(gathers_, kernels::LaunchEncode);
   PutTables(rotations_, kernels::LaunchEncode);
   PutTables(encodes_, kernels::LaunchEncode);
   PutTables(decodes_, kernels::LaunchDecode);
+  PutTables(largest, [](int, auto... rest) { return kernels::LaunchLargest(rest...); });
   cudaStream_t stream = slot_->stream.get();
   if (!hashes.empty()) {
     launches_.push_back([jobs = PutTable(hashes), count = hashes.size(), stream] {
@@ -263,6 +288,8 @@ absl::Status CudaBatch::Finish(absl::Duration deadline) {
     at += sizeof value;
     if (result.count != nullptr) *result.count += value;
     if (result.checksum != nullptr) *result.checksum = value;
+    if (result.largest != nullptr)
+      *result.largest = std::bit_cast<float>(static_cast<std::uint32_t>(value));
   }
   for (const Return& rows : returns_)
     Scatter(rows.to, rows.from, {rows.rows, rows.row_bytes, rows.stride});

@@ -54,16 +54,19 @@ class CudaBatch {
   bool Fits(const StagedEncode& encode) const { return Room() >= BytesOf(encode); }
   bool Fits(const StagedDecode& decode) const { return Room() >= BytesOf(decode); }
   bool Fits(const ChecksumJob&) const { return Room() >= kTableBytes; }
+  bool Fits(const LargestJob& job) const { return Room() >= BytesOf(job); }
   // Copies what is the host's to the slot.
   void Add(const StagedMove& move);
   void Add(const StagedEncode& encode);
   void Add(const StagedDecode& decode);
   void Add(const ChecksumJob& job);  // longer than kernels::kShortHash
+  void Add(const LargestJob& job);
 
   // Of one job: how many bytes, units and tokens at the most, at least one.
   static std::int64_t MostBytes(std::int64_t slot_bytes) { return slot_bytes / 4; }
   static std::int64_t MostUnits(const kernels::EncodeRun& run, std::int64_t slot_bytes);
   static std::int64_t MostTokens(const kernels::DecodeRun& run, std::int64_t slot_bytes);
+  static std::int64_t MostTokens(std::int64_t slot_bytes);  // of a LargestJob
 
   // Sends it off. Its kernels run after what was before `after`, which may be null.
   absl::Status Launch(const CudaEvent* after);
@@ -95,15 +98,17 @@ class CudaBatch {
     std::int64_t row_bytes;
     std::int64_t stride;
   };
-  // A result of a job: added to `count`, or written to `checksum`.
+  // A result of a job: added to `count`, or written to one of the others.
   struct Result {
-    std::uint64_t* count;
-    std::uint64_t* checksum;
+    std::uint64_t* count = nullptr;
+    std::uint64_t* checksum = nullptr;
+    float* largest = nullptr;
   };
 
   static std::int64_t BytesOf(const StagedMove& move);
   static std::int64_t BytesOf(const StagedEncode& encode);
   static std::int64_t BytesOf(const StagedDecode& decode);
+  static std::int64_t BytesOf(const LargestJob& job);
   std::int64_t Room() const { return end_ - front_ - tables_; }
   // Offsets in the slot. What goes up lies in front, what comes back, or stays, at the end.
   std::int64_t PlaceInFront(std::int64_t bytes);
@@ -123,7 +128,8 @@ class CudaBatch {
   std::vector<PlannedEncode> gathers_, rotations_, encodes_;
   std::vector<PlannedDecode> decodes_;
   std::vector<ChecksumJob> hashes_;
-  std::vector<Result> results_;  // of encodes, decodes, hashes
+  std::vector<LargestJob> largest_;
+  std::vector<Result> results_;  // of encodes, decodes, hashes, largest
   std::int64_t results_at_ = 0;
   std::vector<Return> returns_;
   std::vector<std::function<int()>> launches_;

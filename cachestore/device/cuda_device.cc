@@ -41,6 +41,7 @@ class CudaDevice final : public Device {
   void Write(absl::Span<const Transfer> transfers) override;
   void Fetch(absl::Span<const Transfer> transfers) override;
   void Checksum(absl::Span<const ChecksumJob> jobs) override;
+  void Largest(absl::Span<const LargestJob> jobs) override;
   void Pin(std::byte* memory, std::int64_t bytes) override ABSL_LOCKS_EXCLUDED(mutex_);
   void Unpin(std::byte* memory) override ABSL_LOCKS_EXCLUDED(mutex_);
   absl::Status Health() const override ABSL_LOCKS_EXCLUDED(mutex_) {
@@ -66,8 +67,13 @@ class CudaDevice final : public Device {
 
   const CudaOptions options_;
   const std::string name_;
-  DeviceMemory slab_;
-  std::int64_t size_ = 0;
+  struct Reserved {
+    DeviceMemory memory;
+    std::int64_t bytes = 0;
+
+    bool Has(const std::byte* at) const { return at >= memory.get() && at < memory.get() + bytes; }
+  };
+  std::vector<Reserved> reserved_;  // of before the first job
   std::vector<StagingSlot> slots_;
   mutable absl::Mutex mutex_;
   std::vector<StagingSlot*> free_ ABSL_GUARDED_BY(mutex_);
@@ -194,33 +200,34 @@ void CudaDevice::Lose(const absl::Status& why) {
 }
 
 absl::StatusOr<std::byte*> CudaDevice::Reserve(std::int64_t bytes) {
-  KVT_CHECK(slab_ == nullptr);
   absl::StatusOr<DeviceMemory> slab = AllocateOnDevice(bytes);
   if (!slab.ok()) {
     return Error(Reason::kBudget, fmt::format("memory is {} bytes; {} can't reserve so much: {}",
                                               bytes, name_, std::string(slab.status().message())));
   }
-  slab_ = *std::move(slab);
-  size_ = bytes;
+  reserved_.push_back({*std::move(slab), bytes});
+  std::byte* const memory = reserved_.back().memory.get();
   StagingSlot& slot = slots_.front();  // nobody else uses the device yet
-  KVT_RETURN_IF_ERROR(CudaStatus(
-      "cudaMemsetAsync",
-      cudaMemsetAsync(slab_.get(), 0, static_cast<std::size_t>(bytes), slot.stream.get())));
+  KVT_RETURN_IF_ERROR(
+      CudaStatus("cudaMemsetAsync",
+                 cudaMemsetAsync(memory, 0, static_cast<std::size_t>(bytes), slot.stream.get())));
   KVT_RETURN_IF_ERROR(
       CudaStatus("cudaEventRecord", cudaEventRecord(slot.done.get(), slot.stream.get())));
   KVT_RETURN_IF_ERROR(Await(slot.done, options_.deadline));
   // Kernels that this GPU can't run say so here, and not at the first append.
-  const Piece first{slab_.get(), std::min<std::int64_t>(bytes, kernels::kShortHash + 1)};
+  const Piece first{memory, std::min<std::int64_t>(bytes, kernels::kShortHash + 1)};
   std::uint64_t checksum = 0;
   const ChecksumJob hash{first.memory, first.bytes, &checksum};
   Zero({&first, 1});
   Checksum({&hash, 1});
   KVT_RETURN_IF_ERROR(Health());
-  return slab_.get();
+  return memory;
 }
 
 Place CudaDevice::PlaceOf(const std::byte* memory) const {
-  if (memory >= slab_.get() && memory < slab_.get() + size_) return Place::kDevice;
+  if (std::any_of(reserved_.begin(), reserved_.end(),
+                  [memory](const Reserved& reserved) { return reserved.Has(memory); }))
+    return Place::kDevice;
   absl::MutexLock lock(&mutex_);
   const auto behind = pinned_.upper_bound(memory);
   if (behind == pinned_.begin()) return Place::kHost;
@@ -339,6 +346,33 @@ void CudaDevice::Checksum(absl::Span<const ChecksumJob> jobs) {
   }
   call.Finish().IgnoreError();  // Health has it
   ChecksumHere(short_ones);
+}
+
+void CudaDevice::Largest(absl::Span<const LargestJob> jobs) {
+  const std::int64_t most = CudaBatch::MostTokens(options_.staging_bytes);
+  std::vector<float> found;  // of pieces, in order
+  std::vector<LargestJob> pieces;
+  for (const LargestJob& job : jobs) {
+    const std::int64_t stride = job.rows.token_stride * kernels::ElementBytes(job.rows.type);
+    for (std::int64_t first = 0; first < job.tokens; first += most) {
+      LargestJob piece = job;
+      piece.rows.data += first * stride;
+      piece.tokens = std::min(most, job.tokens - first);
+      pieces.push_back(piece);
+    }
+    *job.largest = 0;
+  }
+  found.resize(pieces.size());
+  Call call(*this);
+  for (std::size_t i = 0; i < pieces.size(); ++i) {
+    LargestJob piece = pieces[i];
+    piece.largest = &found[i];
+    call.Add(piece);
+  }
+  call.Finish().IgnoreError();  // Health has it
+  for (std::size_t i = 0; i < pieces.size(); ++i) {
+    if (!(found[i] <= *pieces[i].largest)) *pieces[i].largest = found[i];
+  }
 }
 
 void CudaDevice::ChecksumHere(absl::Span<const ChecksumJob> jobs) {

@@ -27,6 +27,15 @@ struct Transfer {
   std::int64_t bytes = 0;
 };
 
+// Rows of `dim` channels in memory of the device: where the largest |x| goes; a NaN counts as
+// larger than infinity.
+struct LargestJob {
+  kernels::ConstRows rows;
+  int dim = 0;
+  std::int64_t tokens = 0;
+  float* largest = nullptr;
+};
+
 // One head's run of units to encode or decode, and where to add up what saturated (may be null).
 struct EncodeJob {
   kernels::EncodeRun run;
@@ -49,8 +58,8 @@ class Device {
 
   virtual const char* name() const = 0;
 
-  // Reserves and touches the one slab that the arena carves up; called once. RESOURCE_EXHAUSTED
-  // when there is not so much.
+  // Reserves and touches memory, before the first job: the slab that the arena carves up, and what
+  // transports have. RESOURCE_EXHAUSTED when there is not so much.
   virtual absl::StatusOr<std::byte*> Reserve(std::int64_t bytes) = 0;
 
   virtual absl::Status Encode(absl::Span<const EncodeJob> jobs) = 0;
@@ -63,6 +72,7 @@ class Device {
   virtual void Write(absl::Span<const Transfer> transfers) = 0;
   virtual void Fetch(absl::Span<const Transfer> transfers) = 0;
   virtual void Checksum(absl::Span<const ChecksumJob> jobs) = 0;
+  virtual void Largest(absl::Span<const LargestJob> jobs) = 0;
 
   // Lets the device reach host memory by itself, until Unpin: jobs whose source or output lies
   // there need no copy of it. Where it can't, they work as they do without. Only memory that stays

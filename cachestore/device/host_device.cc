@@ -8,30 +8,27 @@
 #include <cstring>
 #include <system_error>
 
-#include "cachestore/base/check.h"
 #include "cachestore/base/errors.h"
 #include "kernels/host_codec.h"
 
 namespace kvtier::cachestore {
 
 HostDevice::~HostDevice() {
-  if (slab_ != nullptr) munmap(slab_, static_cast<std::size_t>(size_));
+  for (const std::span<std::byte> memory : reserved_) munmap(memory.data(), memory.size());
 }
 
 absl::StatusOr<std::byte*> HostDevice::Reserve(std::int64_t bytes) {
-  KVT_CHECK(slab_ == nullptr);
   // MAP_POPULATE touches every page now: the first writes into fresh memory are several times
   // slower than later ones.
-  void* slab = mmap(nullptr, static_cast<std::size_t>(bytes), PROT_READ | PROT_WRITE,
-                    MAP_PRIVATE | MAP_ANONYMOUS | MAP_POPULATE, -1, 0);
-  if (slab == MAP_FAILED) {
+  void* memory = mmap(nullptr, static_cast<std::size_t>(bytes), PROT_READ | PROT_WRITE,
+                      MAP_PRIVATE | MAP_ANONYMOUS | MAP_POPULATE, -1, 0);
+  if (memory == MAP_FAILED) {
     return Error(Reason::kBudget,
                  fmt::format("memory is {} bytes; the host can't reserve so much: {}", bytes,
                              std::generic_category().message(errno)));
   }
-  slab_ = static_cast<std::byte*>(slab);
-  size_ = bytes;
-  return slab_;
+  reserved_.emplace_back(static_cast<std::byte*>(memory), static_cast<std::size_t>(bytes));
+  return reserved_.back().data();
 }
 
 absl::Status HostDevice::Encode(absl::Span<const EncodeJob> jobs) {
@@ -64,6 +61,11 @@ void HostDevice::Copy(absl::Span<const Transfer> transfers) {
 void HostDevice::Checksum(absl::Span<const ChecksumJob> jobs) {
   for (const ChecksumJob& job : jobs)
     *job.checksum = XXH3_64bits(job.memory, static_cast<std::size_t>(job.bytes));
+}
+
+void HostDevice::Largest(absl::Span<const LargestJob> jobs) {
+  for (const LargestJob& job : jobs)
+    *job.largest = kernels::LargestMagnitude(job.rows, job.dim, job.tokens);
 }
 
 }  // namespace kvtier::cachestore

@@ -1,5 +1,9 @@
 #pragma once
 
+#include <cstddef>
+#include <span>
+#include <vector>
+
 #include "cachestore/device/device.h"
 
 namespace kvtier::cachestore {
@@ -21,10 +25,10 @@ class HostDevice final : public Device {
   void Write(absl::Span<const Transfer> transfers) override { Copy(transfers); }
   void Fetch(absl::Span<const Transfer> transfers) override { Copy(transfers); }
   void Checksum(absl::Span<const ChecksumJob> jobs) override;
+  void Largest(absl::Span<const LargestJob> jobs) override;
 
  private:
-  std::byte* slab_ = nullptr;
-  std::int64_t size_ = 0;
+  std::vector<std::span<std::byte>> reserved_;
 };
 
 }  // namespace kvtier::cachestore

@@ -39,6 +39,11 @@ struct Config {
   std::string shm_socket = "auto";               // empty: no shared memory
   std::int64_t max_shm = std::int64_t{1} << 30;  // bytes
   int max_transports = 256;
+  std::string nccl_library = "libnccl.so.2";  // empty: no NCCL
+  int max_nccl_transports = 8;
+  std::int64_t nccl_memory = 16 << 20;  // bytes, of each
+  absl::Duration nccl_deadline = absl::Seconds(30);
+  absl::Duration nccl_idle = absl::Minutes(5);
   int max_message_bytes = 4 << 20;
   int read_chunk_bytes = 1 << 20;
   int workers = 0;  // 0: as many as there are cores

@@ -55,7 +55,8 @@ absl::Status Append(RpcContext& context, const std::string& name_space,
   open.set_namespace_(name_space);
   KVT_ASSIGN_OR_RETURN(ack, session.Open(open));
   for (const v1::AppendChunk& chunk : entry.chunks()) {
-    KVT_ASSIGN_OR_RETURN(ack, session.Take(chunk));
+    KVT_ASSIGN_OR_RETURN(const auto taken, session.Take(chunk, {}));
+    ack = *taken;
   }
   return absl::OkStatus();
 }

@@ -59,6 +59,12 @@ class AppendReactor final : public grpc::ServerBidiReactor<v1::AppendRequest, v1
 
   void OnDone() override { const auto keep = std::exchange(self_, nullptr); }
 
+  void OnCancel() override {
+    const auto keep = shared_from_this();
+    absl::MutexLock lock(&mutex_);
+    if (receiving_) session_->GiveUp();
+  }
+
   void EndIfStalled(absl::Time limit) override {
     absl::MutexLock lock(&mutex_);
     // Between chunks a writer may rest: the sequence's own deadline bounds that. Before the open,
@@ -110,18 +116,41 @@ class AppendReactor final : public grpc::ServerBidiReactor<v1::AppendRequest, v1
     StartRead(&incoming_);
   }
 
-  absl::StatusOr<v1::AppendResponse> Handle(const v1::AppendRequest& request) {
+  absl::StatusOr<std::optional<v1::AppendResponse>> Handle(const v1::AppendRequest& request) {
     if (request.has_open()) return session_->Open(request.open());
-    if (request.has_chunk()) return session_->Take(request.chunk());
+    if (request.has_chunk()) {
+      return session_->Take(request.chunk(), [self = shared_from_this()](const absl::Status& how) {
+        self->OnReceived(how);
+      });
+    }
     return cachestore::Error(cachestore::Reason::kInvalidField,
                              "the message is empty; want open or chunk");
   }
 
   void DoWork() ABSL_LOCKS_EXCLUDED(mutex_) {
-    absl::StatusOr<v1::AppendResponse> ack = Handle(current_);
+    {
+      absl::MutexLock lock(&mutex_);
+      receiving_ = current_.has_chunk();
+    }
+    absl::StatusOr<std::optional<v1::AppendResponse>> ack = Handle(current_);
+    if (!ack.ok()) return Done(ack.status());
+    if (ack->has_value()) Done(**std::move(ack));  // else OnReceived goes on
+  }
+
+  void OnReceived(const absl::Status& how) ABSL_LOCKS_EXCLUDED(mutex_) {
+    if (!how.ok()) return Done(how);
+    const bool posted = context_.work.Post(
+        WorkQueue::Priority::kAppend,
+        [self = shared_from_this()] { self->Done(self->session_->TakeReceived()); });
+    if (!posted) Done(Overloaded());
+  }
+
+  void Done(absl::StatusOr<v1::AppendResponse> ack) ABSL_LOCKS_EXCLUDED(mutex_) {
+    const auto keep = shared_from_this();
     current_.Clear();
     absl::MutexLock lock(&mutex_);
     working_ = false;
+    receiving_ = false;
     opened_ = true;
     if (ack.ok()) {
       acks_.push_back(*std::move(ack));
@@ -144,6 +173,7 @@ class AppendReactor final : public grpc::ServerBidiReactor<v1::AppendRequest, v1
   absl::Time waiting_since_ ABSL_GUARDED_BY(mutex_);
   bool have_next_ ABSL_GUARDED_BY(mutex_) = false;
   bool working_ ABSL_GUARDED_BY(mutex_) = false;
+  bool receiving_ ABSL_GUARDED_BY(mutex_) = false;  // or about to
   bool writing_ ABSL_GUARDED_BY(mutex_) = false;
   bool half_closed_ ABSL_GUARDED_BY(mutex_) = false;
   bool ended_ ABSL_GUARDED_BY(mutex_) = false;  // by the store

@@ -17,8 +17,15 @@ absl::StatusOr<v1::AppendResponse> AppendSession::Open(const v1::AppendOpen& ope
   KVT_ASSIGN_OR_RETURN(cachestore::WriterRequest request, WriterRequestFrom(open));
   KVT_ASSIGN_OR_RETURN(layout_, SourceLayoutFrom(open));
   if (!open.transport_id().empty()) {
-    KVT_ASSIGN_OR_RETURN(layout_.memory,
+    KVT_ASSIGN_OR_RETURN(Transports::Found found,
                          context_.transports.Find(open.transport_id(), "open.transport_id"));
+    if (found.nccl != nullptr && found.nccl->sends()) {
+      return Error(Reason::kInvalidField,
+                   "open.transport_id is of an NCCL transport for reads; want one for appends");
+    }
+    layout_.memory = std::move(found.memory);
+    layout_.on_device = found.nccl != nullptr;
+    nccl_ = std::move(found.nccl);
   }
   request.on_end = on_end_;
   KVT_ASSIGN_OR_RETURN(writer_, context_.store.OpenWriter(std::move(request)));
@@ -26,7 +33,8 @@ absl::StatusOr<v1::AppendResponse> AppendSession::Open(const v1::AppendOpen& ope
   return Ack(writer_->standing());
 }
 
-absl::StatusOr<v1::AppendResponse> AppendSession::Take(const v1::AppendChunk& chunk) {
+absl::StatusOr<std::optional<v1::AppendResponse>> AppendSession::Take(
+    const v1::AppendChunk& chunk, std::function<void(const absl::Status&)> on_received) {
   if (writer_ == nullptr) return Error(Reason::kInvalidField, "chunk came first; want open");
   std::size_t bytes = chunk.k().size() + chunk.v().size();
   for (const auto* parts : {&chunk.k_parts(), &chunk.v_parts()}) {
@@ -37,10 +45,42 @@ absl::StatusOr<v1::AppendResponse> AppendSession::Take(const v1::AppendChunk& ch
                  fmt::format("chunk.k and chunk.v, and their parts, have {} bytes; want at most {}",
                              bytes, context_.max_message_bytes));
   }
+  absl::StatusOr<ChunkView> view = ChunkFrom(chunk, writer_->model(), writer_->shard(), layout_);
+  // Nobody knows what the worker has sent: nothing that comes after it can be told from it.
+  if (!view.ok() && chunk.has_transfer()) GiveUp();
+  KVT_RETURN_IF_ERROR(view.status());
+  if (view->chunk.on_device) {
+    KVT_RETURN_IF_ERROR(Receive(chunk, *view, std::move(on_received)));
+    return std::nullopt;
+  }
+  return Append(view->chunk);
+}
+
+absl::Status AppendSession::Receive(const v1::AppendChunk& chunk, const ChunkView& view,
+                                    std::function<void(const absl::Status&)> on_received) {
+  if (!chunk.has_transfer()) {
+    return Error(Reason::kInvalidField,
+                 "chunk.transfer is not set; over NCCL want the transfer's number");
+  }
+  receiving_ = view.chunk;
+  const absl::Status posted = nccl_->channel().Post(
+      chunk.transfer(), {.pieces = {view.k, view.v}, .done = std::move(on_received)});
+  if (!absl::IsInvalidArgument(posted)) return posted;
+  GiveUp();
+  return Error(Reason::kInvalidField, "chunk.transfer: " + std::string(posted.message()));
+}
+
+absl::StatusOr<v1::AppendResponse> AppendSession::TakeReceived() {
+  return Append(std::exchange(receiving_, {}));
+}
+
+void AppendSession::GiveUp() const {
+  if (nccl_ != nullptr) nccl_->channel().Close("a stream over it was broken off, or refused");
+}
+
+absl::StatusOr<v1::AppendResponse> AppendSession::Append(const cachestore::Chunk& chunk) {
   const absl::Time started = context_.clock.Now();
-  KVT_ASSIGN_OR_RETURN(const cachestore::Chunk values,
-                       ChunkFrom(chunk, writer_->model(), writer_->shard(), layout_));
-  KVT_ASSIGN_OR_RETURN(const cachestore::AppendResult result, writer_->Append(values));
+  KVT_ASSIGN_OR_RETURN(const cachestore::AppendResult result, writer_->Append(chunk));
   context_.observer.ChunkAppended(context_.clock.Now() - started);
   ++chunks_;
   return Ack(result);

@@ -114,6 +114,7 @@ class FollowSession final : public ReadSession {
     KVT_ASSIGN_OR_RETURN(const std::int64_t bytes,
                          WriteChunk(*piece_, {sequence_, 0, pins.first_token, pins.tokens}, *room,
                                     *out.mutable_chunk()));
+    KVT_RETURN_IF_ERROR(targets_.Filled(*room, bytes, *out.mutable_chunk()));
     saturated_ += piece_->saturated_values();
     pins.model->Add({.read_tokens = layer == 0 ? pins.tokens : 0, .read_bytes = bytes});
     piece_.reset();

@@ -377,8 +377,10 @@ grpc::ServerUnaryReactor* KvTierServiceImpl::OpenTransport(Call* call,
                                                            const v1::OpenTransportRequest* request,
                                                            v1::OpenTransportResponse* response) {
   return Serve(call, "OpenTransport", response, [this, request, response]() -> absl::Status {
+    if (request->has_nccl()) return context_.transports.OpenNccl(request->nccl(), *response);
     if (!request->has_shm()) {
-      return cachestore::Error(cachestore::Reason::kInvalidField, "transport is not set; want shm");
+      return cachestore::Error(cachestore::Reason::kInvalidField,
+                               "transport is not set; want shm or nccl");
     }
     KVT_ASSIGN_OR_RETURN(*response->mutable_transport_id(),
                          context_.transports.OpenShm(context_.clock.Now()));
@@ -390,10 +392,8 @@ grpc::ServerUnaryReactor* KvTierServiceImpl::OpenTransport(Call* call,
 grpc::ServerUnaryReactor* KvTierServiceImpl::GrantCredit(Call* call,
                                                          const v1::GrantCreditRequest* request,
                                                          v1::GrantCreditResponse* response) {
-  return Serve(call, "GrantCredit", response, [this, request] {
-    return context_.transports.Grant(request->transport_id(), request->read_id(),
-                                     request->chunks());
-  });
+  return Serve(call, "GrantCredit", response,
+               [this, request] { return context_.transports.Grant(*request); });
 }
 
 grpc::ServerUnaryReactor* KvTierServiceImpl::CloseTransport(

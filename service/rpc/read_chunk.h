@@ -2,10 +2,12 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 
 #include "absl/status/statusor.h"
 #include "cachestore/sequence_reader.h"
 #include "kvtier/v1/kv_tier.pb.h"
+#include "service/rpc/nccl_transport.h"
 
 namespace kvtier::service {
 
@@ -24,11 +26,12 @@ struct LayerTarget {
 };
 
 // Where one chunk's K and V go: into the message; to where its layer has a target; or all of it,
-// side by side, to `at`, in memory that begins at `base`.
+// side by side, to `at`, in memory that begins at `base`. Over NCCL it's sent from `slot`.
 struct ChunkRoom {
   const LayerTarget* target = nullptr;
   std::byte* at = nullptr;
   const std::byte* base = nullptr;
+  std::shared_ptr<NcclTransport::Slot> slot = nullptr;
 };
 
 // Fills `chunk`, whose strings keep their memory from chunk to chunk, or says in it where its bytes

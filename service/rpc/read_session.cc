@@ -148,6 +148,7 @@ class WholeRead final : public ReadSession {
     KVT_ASSIGN_OR_RETURN(
         const std::int64_t bytes,
         WriteChunk(reader, {sequence_, layer_, first, tokens}, *room, *out.mutable_chunk()));
+    KVT_RETURN_IF_ERROR(targets_.Filled(*room, bytes, *out.mutable_chunk()));
     sent_ += tokens;
     const bool counted = layer_ == LongestLayer(reader);
     reader.pins().model->Add({.read_tokens = counted ? tokens : 0, .read_bytes = bytes});

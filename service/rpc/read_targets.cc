@@ -29,8 +29,14 @@ absl::StatusOr<ReadTargets> ReadTargets::Open(Transports& transports,
   if (!request.has_target()) return targets;
   const v1::ReadTarget& target = request.target();
   targets.request_ = &request;
-  KVT_ASSIGN_OR_RETURN(targets.memory_,
+  KVT_ASSIGN_OR_RETURN(Transports::Found found,
                        transports.Find(target.transport_id(), "target.transport_id"));
+  targets.memory_ = std::move(found.memory);
+  targets.nccl_ = std::move(found.nccl);
+  if (targets.nccl_ != nullptr) {
+    KVT_RETURN_IF_ERROR(targets.OpenNccl(std::move(on_news)));
+    return targets;
+  }
   if (target.layers_size() > 0) return targets;
   if (target.offset() % kShmAlignment != 0) {
     return Refuse(
@@ -53,14 +59,26 @@ absl::StatusOr<ReadTargets> ReadTargets::Open(Transports& transports,
   return targets;
 }
 
+absl::Status ReadTargets::OpenNccl(std::function<void()> on_news) {
+  const v1::ReadTarget& target = request_->target();
+  if (!nccl_->sends())
+    return Refuse("target.transport_id is of an NCCL transport for appends; want one for reads");
+  if (target.ring() || target.layers_size() > 0 || target.offset() != 0 || target.bytes() != 0)
+    return Refuse(
+        "target says where values go, and the transport is NCCL; want transport_id alone");
+  nccl_news_ = nccl_->Watch(std::move(on_news));
+  return absl::OkStatus();
+}
+
 bool ReadTargets::whole() const {
-  return memory_ != nullptr && !ring_.has_value() && request_->target().layers_size() == 0;
+  return memory_ != nullptr && nccl_ == nullptr && !ring_.has_value() &&
+         request_->target().layers_size() == 0;
 }
 
 absl::Status ReadTargets::Add(const v1::SequenceRange& wanted,
                               const cachestore::SequenceReader& reader,
                               const cachestore::ReadRange& range) {
-  if (memory_ == nullptr || ring_.has_value()) return absl::OkStatus();
+  if (memory_ == nullptr || nccl_ != nullptr || ring_.has_value()) return absl::OkStatus();
   const std::vector<cachestore::LayerOutput>& layers = reader.layers();
   const v1::ReadTarget& target = request_->target();
   const bool in_blocks = target.layers_size() > 0;
@@ -171,12 +189,14 @@ void ReadTargets::SayOffsets(std::size_t sequence, v1::SequenceManifest& manifes
 
 std::int64_t ReadTargets::ChunkBytes(std::int64_t message_bytes) const {
   if (memory_ == nullptr) return message_bytes;
+  if (nccl_ != nullptr) return nccl_->slot_bytes();
   return ring_.has_value() ? std::min(kChunkBytes, ring_->size() / kChunksInRing) : kChunkBytes;
 }
 
 absl::StatusOr<std::optional<ChunkRoom>> ReadTargets::Room(std::size_t sequence, std::size_t layer,
                                                            std::int64_t bytes) {
   if (memory_ == nullptr) return ChunkRoom{};
+  if (nccl_ != nullptr) return NcclRoom(bytes);
   if (!ring_.has_value()) return ChunkRoom{.target = &sequences_[sequence][layer]};
   if (bytes > ring_->size()) {
     return Refuse(fmt::format("target.bytes of the ring is {}; want at least {}, for a chunk",
@@ -185,6 +205,33 @@ absl::StatusOr<std::optional<ChunkRoom>> ReadTargets::Room(std::size_t sequence,
   std::byte* const at = ring_->Take(bytes);
   if (at == nullptr) return std::nullopt;
   return ChunkRoom{.at = at, .base = memory_->data()};
+}
+
+absl::StatusOr<std::optional<ChunkRoom>> ReadTargets::NcclRoom(std::int64_t bytes) {
+  KVT_RETURN_IF_ERROR(nccl_->channel().status());
+  if (bytes > nccl_->slot_bytes()) {
+    return Refuse(fmt::format(
+        "a chunk has {} bytes; over NCCL one has at most {}, a quarter of --nccl-memory: "
+        "ask for smaller blocks",
+        bytes, nccl_->slot_bytes()));
+  }
+  std::shared_ptr<NcclTransport::Slot> slot = nccl_->TakeSlot();
+  if (slot == nullptr) return std::nullopt;
+  std::byte* at = slot->data();
+  if (request_->as() == v1::READ_AS_STORED) {
+    parts_.resize(static_cast<std::size_t>(bytes));
+    at = parts_.data();
+  }
+  return ChunkRoom{.at = at, .base = at, .slot = std::move(slot)};
+}
+
+absl::Status ReadTargets::Filled(const ChunkRoom& room, std::int64_t bytes, v1::ReadChunk& chunk) {
+  if (room.slot == nullptr) return absl::OkStatus();
+  if (request_->as() == v1::READ_AS_STORED) room.slot->Write(parts_);
+  KVT_ASSIGN_OR_RETURN(const std::uint64_t transfer, nccl_->Send(room.slot, bytes));
+  chunk.set_transfer(transfer);
+  chunk.set_transfer_bytes(static_cast<std::uint64_t>(bytes));
+  return absl::OkStatus();
 }
 
 }  // namespace kvtier::service

@@ -5,6 +5,7 @@
 #include <sys/socket.h>
 
 #include <utility>
+#include <vector>
 
 #include "cachestore/base/errors.h"
 #include "cachestore/base/status_macros.h"
@@ -48,13 +49,73 @@ absl::StatusOr<std::string> Transports::OpenShm(absl::Time now) {
   absl::MutexLock lock(&mutex_);
   if (shm_socket_.empty())
     return Error(Reason::kTransportUnavailable, "no shared memory here: " + why_no_shm_);
-  if (static_cast<std::int64_t>(transports_.size()) >= limits_.max_transports) {
-    return Error(Reason::kTooManyTransports,
-                 fmt::format("{} transports are open; want at most {} (--max-transports)",
-                             transports_.size(), limits_.max_transports));
-  }
+  KVT_RETURN_IF_ERROR(CheckRoom());
   transports_[id].opened = now;
   return id;
+}
+
+absl::Status Transports::CheckRoom() const {
+  if (static_cast<std::int64_t>(transports_.size()) < limits_.max_transports)
+    return absl::OkStatus();
+  return Error(Reason::kTooManyTransports,
+               fmt::format("{} transports are open; want at most {} (--max-transports)",
+                           transports_.size(), limits_.max_transports));
+}
+
+void Transports::SetNccl(std::shared_ptr<transport::NcclRuntime> runtime,
+                         std::shared_ptr<NcclMemory> memory, const std::string& why) {
+  absl::MutexLock lock(&mutex_);
+  nccl_ = std::move(runtime);
+  nccl_memory_ = std::move(memory);
+  why_no_nccl_ = why;
+}
+
+absl::Status Transports::OpenNccl(const v1::NcclTransport& wanted,
+                                  v1::OpenTransportResponse& response) {
+  if (wanted.direction() != v1::DIRECTION_READ && wanted.direction() != v1::DIRECTION_APPEND) {
+    return Error(Reason::kInvalidField, fmt::format("nccl.direction is {}; want READ or APPEND",
+                                                    static_cast<int>(wanted.direction())));
+  }
+  KVT_ASSIGN_OR_RETURN(const std::string id, NewId());
+  absl::MutexLock lock(&mutex_);
+  const auto refuse = [](const std::string& why) {
+    return Error(Reason::kTransportUnavailable,
+                 why + "; shared memory (shm) works on one host, and messages everywhere");
+  };
+  if (nccl_ == nullptr) return refuse("no NCCL here: " + why_no_nccl_);
+  if (wanted.nccl_version() != nccl_->version()) {
+    return refuse(
+        fmt::format("nccl.nccl_version is {}; the server's is {}, and NCCL wants the same",
+                    wanted.nccl_version(), nccl_->version()));
+  }
+  if (wanted.gpu() == nccl_->gpu())
+    return refuse(fmt::format("nccl.gpu is {}, the server's own; NCCL wants two", wanted.gpu()));
+  constexpr std::size_t kUniqueIdBytes = 128;
+  if (wanted.unique_id().size() != kUniqueIdBytes) {
+    return Error(Reason::kInvalidField, fmt::format("nccl.unique_id has {} bytes; want {}",
+                                                    wanted.unique_id().size(), kUniqueIdBytes));
+  }
+  KVT_RETURN_IF_ERROR(CheckRoom());
+  std::shared_ptr<const transport::Region> region = nccl_memory_->Take();
+  if (region == nullptr) {
+    return Error(Reason::kTooManyTransports,
+                 "as many NCCL transports are open as there is memory for "
+                 "(--max-nccl-transports)");
+  }
+  auto nccl = std::make_shared<NcclTransport>(
+      *nccl_, *nccl_memory_, region,
+      transport::NcclRuntime::Options{.id = wanted.unique_id(),
+                                      .server = true,
+                                      .sends = wanted.direction() == v1::DIRECTION_READ,
+                                      .deadline = limits_.nccl_deadline,
+                                      .memory = region});
+  response.set_transport_id(id);
+  response.set_memory_bytes(static_cast<std::uint64_t>(region->size()));
+  response.set_max_transfer_bytes(static_cast<std::uint64_t>(nccl->slot_bytes()));
+  Transport& opened = transports_[id];
+  opened.memory = std::move(region);
+  opened.nccl = std::move(nccl);
+  return absl::OkStatus();
 }
 
 absl::Status Transports::TakeShm(const std::string& id, transport::UniqueFd memory,
@@ -63,7 +124,7 @@ absl::Status Transports::TakeShm(const std::string& id, transport::UniqueFd memo
     absl::MutexLock lock(&mutex_);
     const auto found = transports_.find(id);
     if (found == transports_.end()) return Unknown();
-    if (found->second.connection != nullptr)
+    if (found->second.connection != nullptr || found->second.nccl != nullptr)
       return absl::AlreadyExistsError("the transport has its memory already");
     found->second.connection = std::move(connection);  // nobody else hands it any
   }
@@ -98,20 +159,29 @@ void Transports::Close(const std::string& id) {
 }
 
 void Transports::Sweep(absl::Time now) {
+  std::vector<Transport> closed;  // ended without the lock
   absl::MutexLock lock(&mutex_);
   for (auto it = transports_.begin(); it != transports_.end();) {
-    const bool late =
-        it->second.connection == nullptr && it->second.opened + kHandoverDeadline < now;
-    it = late ? transports_.erase(it) : std::next(it);
+    Transport& transport = it->second;
+    const bool over =
+        transport.nccl == nullptr
+            ? transport.connection == nullptr && transport.opened + kHandoverDeadline < now
+            : !transport.nccl->channel().status().ok() ||
+                  transport.nccl->channel().idle() > limits_.nccl_idle;
+    if (over) closed.push_back(std::move(transport));
+    it = over ? transports_.erase(it) : std::next(it);
   }
 }
 
-absl::StatusOr<std::shared_ptr<const transport::ShmRegion>> Transports::Find(
-    const std::string& id, const char* field) const {
+absl::StatusOr<Transports::Found> Transports::Find(const std::string& id, const char* field) const {
   absl::MutexLock lock(&mutex_);
   const auto found = transports_.find(id);
   if (found == transports_.end() || found->second.memory == nullptr) return Unknown(field);
-  return found->second.memory;
+  const Transport& transport = found->second;
+  if (transport.nccl != nullptr) {
+    KVT_RETURN_IF_ERROR(transport.nccl->channel().status());
+  }
+  return Found{.memory = transport.memory, .nccl = transport.nccl};
 }
 
 absl::StatusOr<std::shared_ptr<RingCredit>> Transports::OpenRing(const std::string& id,
@@ -130,16 +200,19 @@ absl::StatusOr<std::shared_ptr<RingCredit>> Transports::OpenRing(const std::stri
   return credit;
 }
 
-absl::Status Transports::Grant(const std::string& id, std::uint64_t read_id, std::uint64_t chunks) {
+absl::Status Transports::Grant(const v1::GrantCreditRequest& request) {
   std::shared_ptr<RingCredit> credit;
+  std::shared_ptr<NcclTransport> nccl;
   {
     absl::MutexLock lock(&mutex_);
-    const auto found = transports_.find(id);
+    const auto found = transports_.find(request.transport_id());
     if (found == transports_.end()) return Unknown();
-    const auto ring = found->second.rings.find(read_id);
+    nccl = found->second.nccl;
+    const auto ring = found->second.rings.find(request.read_id());
     if (ring != found->second.rings.end()) credit = ring->second.lock();
   }
-  if (credit != nullptr) credit->Grant(chunks);
+  if (nccl != nullptr) nccl->channel().Allow(request.transfers());
+  if (credit != nullptr) credit->Grant(request.chunks());
   return absl::OkStatus();
 }
 

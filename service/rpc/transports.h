@@ -14,6 +14,9 @@
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
 #include "cachestore/device/device.h"
+#include "kvtier/v1/transport.pb.h"
+#include "service/rpc/nccl_transport.h"
+#include "transport/nccl.h"
 #include "transport/shm_region.h"
 #include "transport/unique_fd.h"
 
@@ -45,6 +48,8 @@ class Transports {
   struct Limits {
     std::int64_t max_transports = 0;
     std::int64_t max_shm_bytes = 0;  // mapped at once
+    absl::Duration nccl_deadline = absl::Seconds(30);
+    absl::Duration nccl_idle = absl::Minutes(5);  // one over which nothing goes is closed
   };
   // What is opened and handed nothing for so long is closed.
   static constexpr absl::Duration kHandoverDeadline = absl::Seconds(10);
@@ -62,6 +67,14 @@ class Transports {
   // A new one of shared memory, whose memory is still to come. Its id. FAILED_PRECONDITION where
   // there is none here, RESOURCE_EXHAUSTED where there are too many.
   absl::StatusOr<std::string> OpenShm(absl::Time now) ABSL_LOCKS_EXCLUDED(mutex_);
+  // What NCCL transports stand on; before that, and where there is none, `why` says why.
+  void SetNccl(std::shared_ptr<transport::NcclRuntime> runtime, std::shared_ptr<NcclMemory> memory,
+               const std::string& why) ABSL_LOCKS_EXCLUDED(mutex_);
+  // A new one, which begins to connect. FAILED_PRECONDITION where there is no NCCL here, or none
+  // that the worker could be connected by; RESOURCE_EXHAUSTED where there are too many.
+  absl::Status OpenNccl(const v1::NcclTransport& wanted, v1::OpenTransportResponse& response)
+      ABSL_LOCKS_EXCLUDED(mutex_);
+
   // Maps the memory that came for it. `connection` is shut down when it's closed from here.
   // NOT_FOUND where it isn't open; ALREADY_EXISTS where it has memory.
   absl::Status TakeShm(const std::string& id, transport::UniqueFd memory,
@@ -69,10 +82,14 @@ class Transports {
   void Close(const std::string& id) ABSL_LOCKS_EXCLUDED(mutex_);
   void Sweep(absl::Time now) ABSL_LOCKS_EXCLUDED(mutex_);
 
-  // The memory of one; stays mapped as long as somebody holds it. NOT_FOUND where it isn't open, or
-  // has none yet. `field`: that named it.
-  absl::StatusOr<std::shared_ptr<const transport::ShmRegion>> Find(const std::string& id,
-                                                                   const char* field) const
+  // The memory of one; stays as long as somebody holds it. Of NCCL, the transport, too.
+  struct Found {
+    std::shared_ptr<const transport::Region> memory;
+    std::shared_ptr<NcclTransport> nccl;
+  };
+  // NOT_FOUND where it isn't open, or has no memory yet; UNAVAILABLE where it's of NCCL and has
+  // failed. `field`: that named it.
+  absl::StatusOr<Found> Find(const std::string& id, const char* field) const
       ABSL_LOCKS_EXCLUDED(mutex_);
 
   // The credit of a read into a ring of one; from now on Grant finds it, until it goes.
@@ -81,8 +98,7 @@ class Transports {
                                                        std::function<void()> on_news)
       ABSL_LOCKS_EXCLUDED(mutex_);
   // Of a read that is over it does nothing. NOT_FOUND where the transport isn't open.
-  absl::Status Grant(const std::string& id, std::uint64_t read_id, std::uint64_t chunks)
-      ABSL_LOCKS_EXCLUDED(mutex_);
+  absl::Status Grant(const v1::GrantCreditRequest& request) ABSL_LOCKS_EXCLUDED(mutex_);
 
   std::int64_t open() const ABSL_LOCKS_EXCLUDED(mutex_);
   std::int64_t mapped_bytes() const { return *mapped_; }
@@ -90,10 +106,13 @@ class Transports {
  private:
   struct Transport {
     absl::Time opened;
-    std::shared_ptr<const transport::ShmRegion> memory;
+    std::shared_ptr<const transport::Region> memory;
+    std::shared_ptr<NcclTransport> nccl;
     std::shared_ptr<transport::UniqueFd> connection;
     std::map<std::uint64_t, std::weak_ptr<RingCredit>> rings;  // by read
   };
+
+  absl::Status CheckRoom() const ABSL_SHARED_LOCKS_REQUIRED(mutex_);
 
   const Limits limits_;
   cachestore::Device& device_;
@@ -103,6 +122,9 @@ class Transports {
   mutable absl::Mutex mutex_;
   std::string shm_socket_ ABSL_GUARDED_BY(mutex_);
   std::string why_no_shm_ ABSL_GUARDED_BY(mutex_);
+  std::shared_ptr<transport::NcclRuntime> nccl_ ABSL_GUARDED_BY(mutex_);
+  std::shared_ptr<NcclMemory> nccl_memory_ ABSL_GUARDED_BY(mutex_);
+  std::string why_no_nccl_ ABSL_GUARDED_BY(mutex_) = "it is not there yet";
   std::map<std::string, Transport> transports_ ABSL_GUARDED_BY(mutex_);
 };
 

@@ -295,7 +295,8 @@ absl::StatusOr<cachestore::ReadFormat> ReadFormatFrom(const v1::ReadRequest& req
   }
   if (!fp8 && request.measure_scales())
     return Refuse("measure_scales is set; it goes with FP8 output only");
-  if (request.has_target() && format.stored && !request.target().ring())
+  const bool placed = request.target().bytes() > 0 || request.target().layers_size() > 0;
+  if (placed && format.stored && !request.target().ring())
     return Refuse("target is set and as is STORED; codes go into messages, or into a ring");
   if (request.target().layers_size() > 0 && request.target().ring())
     return Refuse("target.layers and target.ring are both set; want one of the two");

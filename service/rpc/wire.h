@@ -9,7 +9,8 @@
 #include "cachestore/chunk.h"
 #include "cachestore/store.h"
 #include "kvtier/v1/kv_tier.pb.h"
-#include "transport/shm_region.h"
+#include "transport/device_piece.h"
+#include "transport/region.h"
 
 // Proto to domain. All doubt about what a client sent ends here: what these return is within its
 // bounds. Errors are INVALID_ARGUMENT (RESOURCE_EXHAUSTED for size) and name the field as the
@@ -39,7 +40,7 @@ absl::StatusOr<std::int64_t> QuotaFrom(std::uint64_t bytes);
 // Without on_end, which the caller sets.
 absl::StatusOr<cachestore::WriterRequest> WriterRequestFrom(const v1::AppendOpen& open);
 
-// Of what a client says where in shared memory.
+// Of what a client says where in a transport's memory.
 inline constexpr std::uint64_t kShmAlignment = 16;
 
 // How a stream lays out its chunks, where it has them, and where its sequence's residual begins to
@@ -47,19 +48,22 @@ inline constexpr std::uint64_t kShmAlignment = 16;
 struct SourceLayout {
   std::int64_t residual_origin = 0;
   // Where chunks have values that are not inside; null: nowhere.
-  std::shared_ptr<const transport::ShmRegion> memory;
+  std::shared_ptr<const transport::Region> memory;
+  bool on_device = false;    // that memory is the device's
   bool heads_first = false;  // HND
   bool fused = false;
   bool saturate_non_finite = false;
 };
 absl::StatusOr<SourceLayout> SourceLayoutFrom(const v1::AppendOpen& open);
 
-// A view into `chunk` and the layout's memory, which must stay as they are while the result is in
-// use.
-absl::StatusOr<cachestore::Chunk> ChunkFrom(const v1::AppendChunk& chunk,
-                                            const cachestore::Model& model,
-                                            const cachestore::Shard& shard,
-                                            const SourceLayout& layout);
+// A view into `chunk` and the layout's memory, which must stay as they are while it is in use.
+struct ChunkView {
+  cachestore::Chunk chunk;
+  // Of values in the layout's memory; else of no bytes.
+  transport::DevicePiece k, v;
+};
+absl::StatusOr<ChunkView> ChunkFrom(const v1::AppendChunk& chunk, const cachestore::Model& model,
+                                    const cachestore::Shard& shard, const SourceLayout& layout);
 
 // A token count or position: below 2^32.
 absl::StatusOr<std::int64_t> TokensFrom(std::uint64_t tokens, const char* field);

@@ -150,10 +150,8 @@ absl::Status SetStored(const v1::AppendChunk& chunk, const cachestore::LayerMode
 
 }  // namespace
 
-absl::StatusOr<cachestore::Chunk> ChunkFrom(const v1::AppendChunk& chunk,
-                                            const cachestore::Model& model,
-                                            const cachestore::Shard& shard,
-                                            const SourceLayout& layout) {
+absl::StatusOr<ChunkView> ChunkFrom(const v1::AppendChunk& chunk, const cachestore::Model& model,
+                                    const cachestore::Shard& shard, const SourceLayout& layout) {
   const std::int64_t first = chunk.first_layer();
   const std::int64_t end = first + std::max(1u, chunk.num_layers());
   if (first < shard.first_layer || end > shard.end_layer()) {
@@ -173,6 +171,9 @@ absl::StatusOr<cachestore::Chunk> ChunkFrom(const v1::AppendChunk& chunk,
   ChunkValues v{.name = "v", .inside = chunk.v(), .offset = std::nullopt};
   if (chunk.has_k_offset()) k.offset = chunk.k_offset();
   if (chunk.has_v_offset()) v.offset = chunk.v_offset();
+  out.on_device = layout.on_device && (k.offset.has_value() || v.offset.has_value());
+  if (out.on_device && k.inside.size() + v.inside.size() > 0)
+    return Refuse("chunk has bytes inside and in the transport's memory; want one of the two");
   KVT_RETURN_IF_ERROR(FindBegin(layout, k));
   KVT_RETURN_IF_ERROR(FindBegin(layout, v));
   for (int i = static_cast<int>(first); i < end; ++i) {
@@ -207,7 +208,12 @@ absl::StatusOr<cachestore::Chunk> ChunkFrom(const v1::AppendChunk& chunk,
         fmt::format("chunk's k and v take {} bytes of the transport's memory; want at most {}",
                     k.bytes + v.bytes, kMaxSharedChunkBytes));
   }
-  return out;
+  const auto piece = [&layout](const ChunkValues& values) {
+    return values.offset.has_value()
+               ? transport::DevicePiece{layout.memory->At(*values.offset, 0), values.bytes}
+               : transport::DevicePiece{};
+  };
+  return ChunkView{.chunk = std::move(out), .k = piece(k), .v = piece(v)};
 }
 
 }  // namespace kvtier::service

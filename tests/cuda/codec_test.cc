@@ -3,6 +3,9 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <bit>
+#include <cmath>
+#include <limits>
 #include <memory>
 #include <vector>
 
@@ -198,6 +201,36 @@ TEST_P(CudaCodec, ChecksumsAreTheHostsWhateverTheLength) {
   device_->Checksum(jobs);
   host.Checksum(host_jobs);
   EXPECT_EQ(got, want);
+}
+
+TEST_P(CudaCodec, TheLargestMagnitudesAreTheHosts) {
+  HostDevice host;
+  SeededRandom random;
+  for (const ElementType type : kSources) {
+    for (const int dim : kDims) {
+      for (const std::int64_t tokens : {1, 31, 32, 33, 200}) {
+        auto source = HardRows(type, dim, tokens, random);
+        if (random.OneIn(3)) {
+          source.Set(random.Between(0, tokens - 1), static_cast<int>(random.Between(0, dim - 1)),
+                     random.OneIn(2) ? -std::numeric_limits<float>::infinity()
+                                     : std::numeric_limits<float>::quiet_NaN());
+        }
+        const std::int64_t bytes = tokens * (dim + 3) * ElementBytes(type);
+        const std::int64_t at = 2 * ElementBytes(type) * random.Between(0, 3);
+        const Transfer write{slab_ + at, source.View().data, bytes};
+        device_->Write({&write, 1});
+        float got = -1, want = -1;
+        const LargestJob job{{slab_ + at, type, dim + 3}, dim, tokens, &got};
+        device_->Largest({&job, 1});
+        const LargestJob host_job{source.View(), dim, tokens, &want};
+        host.Largest({&host_job, 1});
+        const auto bits = [](float x) { return std::bit_cast<std::uint32_t>(x); };
+        EXPECT_TRUE(bits(got) == bits(want) || (std::isnan(got) && std::isnan(want)))
+            << got << " and " << want << ", dim " << dim << ", " << tokens << " of "
+            << ElementName(type);
+      }
+    }
+  }
 }
 
 INSTANTIATE_TEST_SUITE_P(Orders, CudaCodec, ::testing::ValuesIn(testing::kOrders),

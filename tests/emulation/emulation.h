@@ -69,6 +69,15 @@ T atomicAdd(T* to, T value) {
   return __atomic_fetch_add(to, value, __ATOMIC_RELAXED);
 }
 
+template <class T>
+T atomicMax(T* to, T value) {
+  T before = __atomic_load_n(to, __ATOMIC_RELAXED);
+  while (before < value && !__atomic_compare_exchange_n(to, &before, value, true, __ATOMIC_RELAXED,
+                                                        __ATOMIC_RELAXED)) {
+  }
+  return before;
+}
+
 // NOLINTEND(bugprone-reserved-identifier,readability-identifier-naming)
 
 namespace kvtier::cuda_double {

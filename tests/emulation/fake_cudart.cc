@@ -208,7 +208,8 @@ cudaError_t CheckCopy(const void* to, const void* from, cudaMemcpyKind kind) {
   const bool from_device = source != nullptr && source->kind == Kind::kDevice;
   const bool wants_to = kind == cudaMemcpyHostToDevice || kind == cudaMemcpyDeviceToDevice;
   const bool wants_from = kind == cudaMemcpyDeviceToHost || kind == cudaMemcpyDeviceToDevice;
-  if (to_device != wants_to || from_device != wants_from) return Return(cudaErrorInvalidValue);
+  const bool wrong = to_device != wants_to || from_device != wants_from;
+  if (kind != cudaMemcpyDefault && wrong) return Return(cudaErrorInvalidValue);
   if (target == nullptr || source == nullptr) ++runtime.pageable_copies;
   return cudaSuccess;
 }
@@ -273,6 +274,11 @@ cudaError_t cudaSetDevice(int device) {
   KVT_ENTER("cudaSetDevice");
   const auto devices = static_cast<int>(FromEnvironment("FAKE_CUDA_DEVICES", 1));
   return device >= 0 && device < devices ? cudaSuccess : Return(cudaErrorInvalidDevice);
+}
+cudaError_t cudaDeviceGetPCIBusId(char* id, int size, int device) {
+  KVT_ENTER("cudaDeviceGetPCIBusId");
+  std::snprintf(id, static_cast<std::size_t>(size), "0000:%02x:00.0", device);
+  return cudaSuccess;
 }
 cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int) {
   KVT_ENTER("cudaGetDeviceProperties");

@@ -70,7 +70,8 @@ int RunWorker(const std::string& behaviour, int to_test, int from_test) {
   if (behaviour == "never_joins") pause();
   Pieces pieces(false);
   NcclReaper reaper(library);
-  auto link = NcclLink::Connect(reaper, id, NcclLink::Rank::kWorker, absl::Seconds(20));
+  auto link = NcclLink::Connect(
+      reaper, {.id = id, .rank = NcclLink::Rank::kWorker, .deadline = absl::Seconds(20)});
   if (!link.ok()) {
     std::fprintf(stderr, "worker: %s\n", link.status().ToString().c_str());
     return 11;

@@ -89,7 +89,7 @@ class NcclLinkTest : public ::testing::Test {
  protected:
   // All groups to a worker; where that fails, why.
   absl::Status SendTo(const Worker& worker) {
-    auto link = NcclLink::Connect(*reaper_, worker.Id(), NcclLink::Rank::kServer, kDeadline);
+    auto link = NcclLink::Connect(*reaper_, {.id = worker.Id(), .deadline = kDeadline});
     if (!link.ok()) return link.status();
     for (int group = 0; group < kGroups; ++group) {
       const absl::Status sent = (*link)->Send(pieces_.Group(group), kDeadline);
@@ -180,7 +180,7 @@ TEST_F(NcclLinkTest, AnAbortThatBlocksKeepsNobody) {
     const Variable fault("FAKE_NCCL_FAULT", "abort_hang");
     const std::string id = worker.Id();
     const auto begin = std::chrono::steady_clock::now();
-    EXPECT_EQ(NcclLink::Connect(*reaper_, id, NcclLink::Rank::kServer, absl::Milliseconds(100))
+    EXPECT_EQ(NcclLink::Connect(*reaper_, {.id = id, .deadline = absl::Milliseconds(100)})
                   .status()
                   .code(),
               absl::StatusCode::kDeadlineExceeded);
@@ -191,13 +191,11 @@ TEST_F(NcclLinkTest, AnAbortThatBlocksKeepsNobody) {
 }
 
 TEST_F(NcclLinkTest, WhatIsNoIdIsRefused) {
-  EXPECT_EQ(
-      NcclLink::Connect(*reaper_, "short", NcclLink::Rank::kServer, kDeadline).status().code(),
-      absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(NcclLink::Connect(*reaper_, {.id = "short", .deadline = kDeadline}).status().code(),
+            absl::StatusCode::kInvalidArgument);
   const std::string nonsense(sizeof(ncclUniqueId), 'x');
-  EXPECT_EQ(
-      NcclLink::Connect(*reaper_, nonsense, NcclLink::Rank::kServer, kDeadline).status().code(),
-      absl::StatusCode::kFailedPrecondition);
+  EXPECT_EQ(NcclLink::Connect(*reaper_, {.id = nonsense, .deadline = kDeadline}).status().code(),
+            absl::StatusCode::kFailedPrecondition);
   ExpectNothingLeft();
 }
 
@@ -219,7 +217,7 @@ TEST(NcclLibraryTest, TheRealOneWithoutAGpuIsRefusedCleanly) {
   NcclReaper reaper(*library);
   const auto id = NcclLink::NewId(**library);
   ASSERT_THAT(id, IsOk());
-  const auto link = NcclLink::Connect(reaper, *id, NcclLink::Rank::kServer, absl::Seconds(10));
+  const auto link = NcclLink::Connect(reaper, {.id = *id, .deadline = absl::Seconds(10)});
   EXPECT_EQ(link.status().code(), absl::StatusCode::kFailedPrecondition) << link.status();
   EXPECT_THAT(std::string(link.status().message()), HasSubstr("cuda error"));
 }

@@ -95,6 +95,11 @@ const std::map<std::string, Values>& SampleValues() {
       {"shm_socket", {"/run/a", "@b", "", "shm"}},
       {"max_shm", {"1MiB", "3GiB", "64TiB", "1KiB"}},
       {"max_transports", {"1", "2", "4000", "0"}},
+      {"nccl_library", {"/a", "b.so", "c d", ""}},  // takes anything
+      {"max_nccl_transports", {"1", "2", "1024", "0"}},
+      {"nccl_memory", {"1MiB", "3GiB", "1TiB", "1KiB"}},
+      {"nccl_deadline", {"100ms", "1s", "1h", "61m"}},
+      {"nccl_idle", {"1s", "1m", "24h", "0"}},
       {"max_message_bytes", {"64KiB", "5MiB", "16MiB", "17MiB"}},
       {"read_chunk_bytes", {"64KiB", "128KiB", "2MiB", "1KiB"}},
       {"workers", {"1", "2", "1024", "-1"}},
@@ -169,7 +174,7 @@ TEST(Config, EachFieldIsTakenFromTheStrongestSource) {
 
 TEST(Config, ARefusedValueIsNamedWithItsOriginWhereverItIsFrom) {
   for (const Field& field : Fields()) {
-    if (field.key == "ready_file") continue;
+    if (field.key == "ready_file" || field.key == "nccl_library") continue;
     const std::string refused = SampleValues().at(field.key).refused;
     const auto named = [&](const std::string& origin) {
       return ElementsAre(field.key + " is \"" + refused + "\" (" + origin + "); want " +

@@ -36,6 +36,7 @@ class SimDevice final : public cachestore::Device {
     faulty_.Fetch(transfers);
   }
   void Checksum(absl::Span<const cachestore::ChecksumJob> jobs) override { faulty_.Checksum(jobs); }
+  void Largest(absl::Span<const cachestore::LargestJob> jobs) override { faulty_.Largest(jobs); }
   absl::Status Health() const override { return faulty_.Health(); }
 
  private:

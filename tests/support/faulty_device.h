@@ -36,6 +36,7 @@ class FaultyDevice final : public cachestore::Device {
     device_.Fetch(transfers);
   }
   void Checksum(absl::Span<const cachestore::ChecksumJob> jobs) override { device_.Checksum(jobs); }
+  void Largest(absl::Span<const cachestore::LargestJob> jobs) override { device_.Largest(jobs); }
   void Pin(std::byte* memory, std::int64_t bytes) override { device_.Pin(memory, bytes); }
   void Unpin(std::byte* memory) override { device_.Unpin(memory); }
   absl::Status Health() const override { return device_.Health(); }

@@ -19,6 +19,7 @@ from kvtier.v1.model_pb2 import RopeState
 from kvtier.v1.model_pb2 import Retention
 from kvtier.v1.transport_pb2 import OpenTransportRequest
 from kvtier.v1.transport_pb2 import ShmTransport
+from kvtier.v1.transport_pb2 import NcclTransport
 from kvtier.v1.transport_pb2 import OpenTransportResponse
 from kvtier.v1.transport_pb2 import CloseTransportRequest
 from kvtier.v1.transport_pb2 import CloseTransportResponse
@@ -26,7 +27,11 @@ from kvtier.v1.transport_pb2 import ReadTarget
 from kvtier.v1.transport_pb2 import LayerBlocks
 from kvtier.v1.transport_pb2 import GrantCreditRequest
 from kvtier.v1.transport_pb2 import GrantCreditResponse
+from kvtier.v1.transport_pb2 import Direction
 DESCRIPTOR: _descriptor.FileDescriptor
+DIRECTION_APPEND: _transport_pb2.Direction
+DIRECTION_READ: _transport_pb2.Direction
+DIRECTION_UNSPECIFIED: _transport_pb2.Direction
 DTYPE_BF16: _model_pb2.DType
 DTYPE_FP16: _model_pb2.DType
 DTYPE_FP32: _model_pb2.DType
@@ -126,7 +131,7 @@ class AppendBatchResponse(_message.Message):
     def __init__(self, boot_id: _Optional[str] = ..., outcomes: _Optional[_Iterable[_Union[AppendOutcome, _Mapping]]] = ...) -> None: ...
 
 class AppendChunk(_message.Message):
-    __slots__ = ["first_layer", "first_token", "k", "k_offset", "k_parts", "num_layers", "num_tokens", "v", "v_offset", "v_parts"]
+    __slots__ = ["first_layer", "first_token", "k", "k_offset", "k_parts", "num_layers", "num_tokens", "transfer", "v", "v_offset", "v_parts"]
     FIRST_LAYER_FIELD_NUMBER: _ClassVar[int]
     FIRST_TOKEN_FIELD_NUMBER: _ClassVar[int]
     K_FIELD_NUMBER: _ClassVar[int]
@@ -134,6 +139,7 @@ class AppendChunk(_message.Message):
     K_PARTS_FIELD_NUMBER: _ClassVar[int]
     NUM_LAYERS_FIELD_NUMBER: _ClassVar[int]
     NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    TRANSFER_FIELD_NUMBER: _ClassVar[int]
     V_FIELD_NUMBER: _ClassVar[int]
     V_OFFSET_FIELD_NUMBER: _ClassVar[int]
     V_PARTS_FIELD_NUMBER: _ClassVar[int]
@@ -144,10 +150,11 @@ class AppendChunk(_message.Message):
     k_parts: _containers.RepeatedCompositeFieldContainer[StoredPart]
     num_layers: int
     num_tokens: int
+    transfer: int
     v: bytes
     v_offset: int
     v_parts: _containers.RepeatedCompositeFieldContainer[StoredPart]
-    def __init__(self, first_layer: _Optional[int] = ..., num_layers: _Optional[int] = ..., first_token: _Optional[int] = ..., num_tokens: _Optional[int] = ..., k: _Optional[bytes] = ..., v: _Optional[bytes] = ..., k_parts: _Optional[_Iterable[_Union[StoredPart, _Mapping]]] = ..., v_parts: _Optional[_Iterable[_Union[StoredPart, _Mapping]]] = ..., k_offset: _Optional[int] = ..., v_offset: _Optional[int] = ...) -> None: ...
+    def __init__(self, first_layer: _Optional[int] = ..., num_layers: _Optional[int] = ..., first_token: _Optional[int] = ..., num_tokens: _Optional[int] = ..., k: _Optional[bytes] = ..., v: _Optional[bytes] = ..., k_parts: _Optional[_Iterable[_Union[StoredPart, _Mapping]]] = ..., v_parts: _Optional[_Iterable[_Union[StoredPart, _Mapping]]] = ..., k_offset: _Optional[int] = ..., v_offset: _Optional[int] = ..., transfer: _Optional[int] = ...) -> None: ...
 
 class AppendEntry(_message.Message):
     __slots__ = ["chunks", "open"]
@@ -542,7 +549,7 @@ class Prompt(_message.Message):
     def __init__(self, salt: _Optional[bytes] = ..., adapter: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., block_hashes: _Optional[_Iterable[bytes]] = ..., extra_keys: _Optional[_Iterable[_Union[ExtraKey, _Mapping]]] = ...) -> None: ...
 
 class ReadChunk(_message.Message):
-    __slots__ = ["first_token", "k", "k_offset", "k_parts", "layer", "num_tokens", "sequence_index", "v", "v_offset", "v_parts"]
+    __slots__ = ["first_token", "k", "k_offset", "k_parts", "layer", "num_tokens", "sequence_index", "transfer", "transfer_bytes", "v", "v_offset", "v_parts"]
     FIRST_TOKEN_FIELD_NUMBER: _ClassVar[int]
     K_FIELD_NUMBER: _ClassVar[int]
     K_OFFSET_FIELD_NUMBER: _ClassVar[int]
@@ -550,6 +557,8 @@ class ReadChunk(_message.Message):
     LAYER_FIELD_NUMBER: _ClassVar[int]
     NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
     SEQUENCE_INDEX_FIELD_NUMBER: _ClassVar[int]
+    TRANSFER_BYTES_FIELD_NUMBER: _ClassVar[int]
+    TRANSFER_FIELD_NUMBER: _ClassVar[int]
     V_FIELD_NUMBER: _ClassVar[int]
     V_OFFSET_FIELD_NUMBER: _ClassVar[int]
     V_PARTS_FIELD_NUMBER: _ClassVar[int]
@@ -560,10 +569,12 @@ class ReadChunk(_message.Message):
     layer: int
     num_tokens: int
     sequence_index: int
+    transfer: int
+    transfer_bytes: int
     v: bytes
     v_offset: int
     v_parts: _containers.RepeatedCompositeFieldContainer[StoredPart]
-    def __init__(self, sequence_index: _Optional[int] = ..., layer: _Optional[int] = ..., first_token: _Optional[int] = ..., num_tokens: _Optional[int] = ..., k: _Optional[bytes] = ..., v: _Optional[bytes] = ..., k_parts: _Optional[_Iterable[_Union[StoredPart, _Mapping]]] = ..., v_parts: _Optional[_Iterable[_Union[StoredPart, _Mapping]]] = ..., k_offset: _Optional[int] = ..., v_offset: _Optional[int] = ...) -> None: ...
+    def __init__(self, sequence_index: _Optional[int] = ..., layer: _Optional[int] = ..., first_token: _Optional[int] = ..., num_tokens: _Optional[int] = ..., k: _Optional[bytes] = ..., v: _Optional[bytes] = ..., k_parts: _Optional[_Iterable[_Union[StoredPart, _Mapping]]] = ..., v_parts: _Optional[_Iterable[_Union[StoredPart, _Mapping]]] = ..., k_offset: _Optional[int] = ..., v_offset: _Optional[int] = ..., transfer: _Optional[int] = ..., transfer_bytes: _Optional[int] = ...) -> None: ...
 
 class ReadManifest(_message.Message):
     __slots__ = ["boot_id", "sequences", "total_bytes"]

@@ -333,7 +333,8 @@ class KvTierServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def GrantCredit(self, request, context):
-        """Gives back room of a read into a ring (ReadTarget.ring). Of a read that has ended it does nothing.
+        """Gives back room of a read into a ring (ReadTarget.ring), or says which transfers over NCCL are awaited. Of a read that has ended it
+        does nothing.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

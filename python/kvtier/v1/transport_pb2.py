@@ -13,7 +13,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19kvtier/v1/transport.proto\x12\tkvtier.v1\"K\n\x14OpenTransportRequest\x12&\n\x03shm\x18\x01 \x01(\x0b\x32\x17.kvtier.v1.ShmTransportH\x00\x42\x0b\n\ttransport\"\x0e\n\x0cShmTransport\"R\n\x15OpenTransportResponse\x12\x0f\n\x07\x62oot_id\x18\x01 \x01(\t\x12\x14\n\x0ctransport_id\x18\x02 \x01(\x0c\x12\x12\n\nshm_socket\x18\x03 \x01(\t\"-\n\x15\x43loseTransportRequest\x12\x14\n\x0ctransport_id\x18\x01 \x01(\x0c\")\n\x16\x43loseTransportResponse\x12\x0f\n\x07\x62oot_id\x18\x01 \x01(\t\"\x88\x01\n\nReadTarget\x12\x14\n\x0ctransport_id\x18\x01 \x01(\x0c\x12\x0e\n\x06offset\x18\x02 \x01(\x04\x12\r\n\x05\x62ytes\x18\x03 \x01(\x04\x12&\n\x06layers\x18\x04 \x03(\x0b\x32\x16.kvtier.v1.LayerBlocks\x12\x0c\n\x04ring\x18\x05 \x01(\x08\x12\x0f\n\x07read_id\x18\x06 \x01(\x04\"a\n\x0bLayerBlocks\x12\x10\n\x08k_offset\x18\x01 \x01(\x04\x12\x10\n\x08v_offset\x18\x02 \x01(\x04\x12\x16\n\x0ek_block_stride\x18\x03 \x01(\x04\x12\x16\n\x0ev_block_stride\x18\x04 \x01(\x04\"K\n\x12GrantCreditRequest\x12\x14\n\x0ctransport_id\x18\x01 \x01(\x0c\x12\x0f\n\x07read_id\x18\x02 \x01(\x04\x12\x0e\n\x06\x63hunks\x18\x03 \x01(\x04\"&\n\x13GrantCreditResponse\x12\x0f\n\x07\x62oot_id\x18\x01 \x01(\tB\x03\xf8\x01\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19kvtier/v1/transport.proto\x12\tkvtier.v1\"u\n\x14OpenTransportRequest\x12&\n\x03shm\x18\x01 \x01(\x0b\x32\x17.kvtier.v1.ShmTransportH\x00\x12(\n\x04nccl\x18\x02 \x01(\x0b\x32\x18.kvtier.v1.NcclTransportH\x00\x42\x0b\n\ttransport\"\x0e\n\x0cShmTransport\"n\n\rNcclTransport\x12\'\n\tdirection\x18\x01 \x01(\x0e\x32\x14.kvtier.v1.Direction\x12\x11\n\tunique_id\x18\x02 \x01(\x0c\x12\x14\n\x0cnccl_version\x18\x03 \x01(\x05\x12\x0b\n\x03gpu\x18\x04 \x01(\t\"\x84\x01\n\x15OpenTransportResponse\x12\x0f\n\x07\x62oot_id\x18\x01 \x01(\t\x12\x14\n\x0ctransport_id\x18\x02 \x01(\x0c\x12\x12\n\nshm_socket\x18\x03 \x01(\t\x12\x14\n\x0cmemory_bytes\x18\x04 \x01(\x04\x12\x1a\n\x12max_transfer_bytes\x18\x05 \x01(\x04\"-\n\x15\x43loseTransportRequest\x12\x14\n\x0ctransport_id\x18\x01 \x01(\x0c\")\n\x16\x43loseTransportResponse\x12\x0f\n\x07\x62oot_id\x18\x01 \x01(\t\"\x88\x01\n\nReadTarget\x12\x14\n\x0ctransport_id\x18\x01 \x01(\x0c\x12\x0e\n\x06offset\x18\x02 \x01(\x04\x12\r\n\x05\x62ytes\x18\x03 \x01(\x04\x12&\n\x06layers\x18\x04 \x03(\x0b\x32\x16.kvtier.v1.LayerBlocks\x12\x0c\n\x04ring\x18\x05 \x01(\x08\x12\x0f\n\x07read_id\x18\x06 \x01(\x04\"a\n\x0bLayerBlocks\x12\x10\n\x08k_offset\x18\x01 \x01(\x04\x12\x10\n\x08v_offset\x18\x02 \x01(\x04\x12\x16\n\x0ek_block_stride\x18\x03 \x01(\x04\x12\x16\n\x0ev_block_stride\x18\x04 \x01(\x04\"^\n\x12GrantCreditRequest\x12\x14\n\x0ctransport_id\x18\x01 \x01(\x0c\x12\x0f\n\x07read_id\x18\x02 \x01(\x04\x12\x0e\n\x06\x63hunks\x18\x03 \x01(\x04\x12\x11\n\ttransfers\x18\x04 \x01(\x04\"&\n\x13GrantCreditResponse\x12\x0f\n\x07\x62oot_id\x18\x01 \x01(\t*P\n\tDirection\x12\x19\n\x15\x44IRECTION_UNSPECIFIED\x10\x00\x12\x12\n\x0e\x44IRECTION_READ\x10\x01\x12\x14\n\x10\x44IRECTION_APPEND\x10\x02\x42\x03\xf8\x01\x01\x62\x06proto3')
 
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, globals())
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'kvtier.v1.transport_pb2', globals())
@@ -21,22 +21,26 @@ if _descriptor._USE_C_DESCRIPTORS == False:
 
   DESCRIPTOR._options = None
   DESCRIPTOR._serialized_options = b'\370\001\001'
+  _DIRECTION._serialized_start=886
+  _DIRECTION._serialized_end=966
   _OPENTRANSPORTREQUEST._serialized_start=40
-  _OPENTRANSPORTREQUEST._serialized_end=115
-  _SHMTRANSPORT._serialized_start=117
-  _SHMTRANSPORT._serialized_end=131
-  _OPENTRANSPORTRESPONSE._serialized_start=133
-  _OPENTRANSPORTRESPONSE._serialized_end=215
-  _CLOSETRANSPORTREQUEST._serialized_start=217
-  _CLOSETRANSPORTREQUEST._serialized_end=262
-  _CLOSETRANSPORTRESPONSE._serialized_start=264
-  _CLOSETRANSPORTRESPONSE._serialized_end=305
-  _READTARGET._serialized_start=308
-  _READTARGET._serialized_end=444
-  _LAYERBLOCKS._serialized_start=446
-  _LAYERBLOCKS._serialized_end=543
-  _GRANTCREDITREQUEST._serialized_start=545
-  _GRANTCREDITREQUEST._serialized_end=620
-  _GRANTCREDITRESPONSE._serialized_start=622
-  _GRANTCREDITRESPONSE._serialized_end=660
+  _OPENTRANSPORTREQUEST._serialized_end=157
+  _SHMTRANSPORT._serialized_start=159
+  _SHMTRANSPORT._serialized_end=173
+  _NCCLTRANSPORT._serialized_start=175
+  _NCCLTRANSPORT._serialized_end=285
+  _OPENTRANSPORTRESPONSE._serialized_start=288
+  _OPENTRANSPORTRESPONSE._serialized_end=420
+  _CLOSETRANSPORTREQUEST._serialized_start=422
+  _CLOSETRANSPORTREQUEST._serialized_end=467
+  _CLOSETRANSPORTRESPONSE._serialized_start=469
+  _CLOSETRANSPORTRESPONSE._serialized_end=510
+  _READTARGET._serialized_start=513
+  _READTARGET._serialized_end=649
+  _LAYERBLOCKS._serialized_start=651
+  _LAYERBLOCKS._serialized_end=748
+  _GRANTCREDITREQUEST._serialized_start=750
+  _GRANTCREDITREQUEST._serialized_end=844
+  _GRANTCREDITRESPONSE._serialized_start=846
+  _GRANTCREDITRESPONSE._serialized_end=884
 # @@protoc_insertion_point(module_scope)
