@@ -358,9 +358,13 @@ std::string StoreSim::Truncate() {
   before->origin = held->origin;
   before->gone = true;
   bool copied = false;
-  for (const auto& lease : leases_) copied |= lease->held == held && lease->tokens > tokens;
-  for (const auto& reading : readings_)
-    copied |= reading->held == held && reading->lease == nullptr && reading->kept_tokens > tokens;
+  // Of an uncertain one nobody knows whether it's still of this sequence, or of what that was.
+  for (const auto& lease : leases_)
+    copied |= lease->held == held && !lease->uncertain && lease->tokens > tokens;
+  for (const auto& reading : readings_) {
+    copied |= reading->held == held && !reading->uncertain && reading->lease == nullptr &&
+              reading->kept_tokens > tokens;
+  }
   // Others, of which the model knows nothing, may have made it copy all the same.
   const auto move = [&](auto& grant) {
     if (grant.held != held) return;
