@@ -4,6 +4,8 @@
 #include <cstring>
 #include <utility>
 
+#include "cachestore/base/check.h"
+
 namespace kvtier::cachestore {
 namespace {
 
@@ -12,6 +14,20 @@ std::uint64_t ContentOf(const HashBlocks& blocks) {
   std::uint64_t content = 0;
   if (blocks.size() > 0) std::memcpy(&content, blocks.keys.back().data(), sizeof content);
   return content;
+}
+
+// A column whose `before` is the last hold on the column before it would end one call deeper, for
+// each page of a prefix: here they end one after the other.
+void LetGo(std::shared_ptr<const Column> column) {
+  thread_local std::vector<std::shared_ptr<const Column>>* waiting = nullptr;
+  if (waiting != nullptr) return waiting->push_back(std::move(column));
+  std::vector<std::shared_ptr<const Column>> columns = {std::move(column)};
+  waiting = &columns;
+  while (!columns.empty()) {
+    const std::shared_ptr<const Column> next = std::move(columns.back());
+    columns.pop_back();
+  }
+  waiting = nullptr;
 }
 
 MemoryHeld HeldOf(const std::vector<Column::Layer>& layers) {
@@ -57,9 +73,12 @@ Column::Column(OfMake, std::shared_ptr<const Column> before, Content content, co
 Column::~Column() {
   owner_.name_space->index.Remove(AllOf(blocks_), this);
   evictor_.Remove(node_);
-  MutexLock lock(&mutex_);
-  owner_.model->Add({.tokens_held = -owner_.model->model().page_tokens,
-                     .behind_windows_bytes = -behind_windows_bytes_});
+  {
+    MutexLock lock(&mutex_);
+    owner_.model->Add({.tokens_held = -owner_.model->model().page_tokens,
+                       .behind_windows_bytes = -behind_windows_bytes_});
+  }
+  LetGo(std::move(before_));
 }
 
 void Column::Swap(std::vector<Layer>& layers) const {
@@ -122,9 +141,20 @@ bool HitSearch::Hits(const Column& column, std::int64_t tokens) {
 
 std::int64_t Column::end_token() const { return (page_ + 1) * owner_.model->model().page_tokens; }
 
-Path::Path(std::shared_ptr<const Column> last) {
-  for (; last != nullptr; last = last->before()) columns_.push_back(last);
-  std::reverse(columns_.begin(), columns_.end());
+Path::Path(std::shared_ptr<const Column> last) : last_(std::move(last)) {
+  if (last_ != nullptr) columns_.resize(static_cast<std::size_t>(last_->page() + 1));
+  for (const Column* at = last_.get(); at != nullptr; at = at->before().get())
+    columns_[static_cast<std::size_t>(at->page())] = at;
+}
+
+void Path::Add(std::shared_ptr<const Column> column) {
+  KVT_CHECK(column->before() == last_);
+  columns_.push_back(column.get());
+  last_ = std::move(column);
+}
+
+void Path::CutTo(std::int64_t pages) {
+  for (; this->pages() > pages; columns_.pop_back()) last_ = last_->before();
 }
 
 MemoryHeld Path::held() const {

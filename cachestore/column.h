@@ -75,7 +75,7 @@ class Column : public std::enable_shared_from_this<Column> {
   // One keeper fewer; after the last, what the window's layers had.
   std::vector<Layer> LetGoOfWindow(std::size_t window) const ABSL_LOCKS_EXCLUDED(mutex_);
 
-  const std::shared_ptr<const Column> before_;
+  std::shared_ptr<const Column> before_;  // stays, until this goes
   const std::int64_t page_;
   const HashBlocksPtr blocks_;
   const Owner owner_;
@@ -103,42 +103,33 @@ class HitSearch {
   absl::flat_hash_set<const Column*> missed_;
 };
 
-// The columns of a sequence from page 0 on. Lets go of the last first: a column whose `before` is
-// the last hold on the column before it would end one call deeper, for each page of a prefix.
+// The columns of a sequence from page 0 on. Holds the last, and by that all: however long it is, to
+// copy it, or to let go of it, touches one of them.
 class Path {
  public:
   Path() = default;
   // Of `last` and all before it; empty for null.
   explicit Path(std::shared_ptr<const Column> last);
-  Path(const Path& other) = default;
-  Path(Path&& other) noexcept = default;
-  Path& operator=(Path other) noexcept {
-    columns_.swap(other.columns_);
-    return *this;
-  }
-  ~Path() { CutTo(0); }
 
   std::int64_t pages() const { return static_cast<std::int64_t>(columns_.size()); }
   const Column& operator[](std::int64_t page) const {
     return *columns_[static_cast<std::size_t>(page)];
   }
-  std::shared_ptr<const Column> last() const {
-    return columns_.empty() ? nullptr : columns_.back();
-  }
+  const std::shared_ptr<const Column>& last() const { return last_; }
   // Of the last of its first pages; null for none.
   EvictionNode* NodeAt(std::int64_t pages) const {
     return pages == 0 ? nullptr : &(*this)[pages - 1].node();
   }
-  void Add(std::shared_ptr<const Column> column) { columns_.push_back(std::move(column)); }
-  void CutTo(std::int64_t pages) {
-    while (this->pages() > pages) columns_.pop_back();
-  }
+  // Behind last().
+  void Add(std::shared_ptr<const Column> column);
+  void CutTo(std::int64_t pages);
 
   MemoryHeld held() const;
   std::int64_t saturated_values() const;
 
  private:
-  std::vector<std::shared_ptr<const Column>> columns_;
+  std::shared_ptr<const Column> last_;
+  std::vector<const Column*> columns_;
 };
 
 }  // namespace kvtier::cachestore
