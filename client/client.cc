@@ -1,20 +1,16 @@
 #include "client/client.h"
 
 #include <fmt/format.h>
-#include <grpcpp/create_channel.h>
-#include <grpcpp/security/credentials.h>
-#include <grpcpp/support/channel_arguments.h>
 
 #include <cstring>
 #include <optional>
 #include <utility>
 
 #include "absl/strings/numbers.h"
-#include "absl/time/clock.h"
 #include "cachestore/base/status_macros.h"
 #include "client/append_reactor.h"
+#include "client/client_impl.h"
 #include "client/error_reason.h"
-#include "client/grpc_status.h"
 #include "client/read_check.h"
 #include "client/read_reactor.h"
 #include "client/ring_reader.h"
@@ -24,26 +20,11 @@
 namespace kvtier::client {
 namespace {
 
-constexpr int kMaxReceiveBytes = 16 << 20;
 constexpr std::int64_t kRingBytes = 8 << 20;
 // Less is as well inside a message.
 constexpr std::size_t kLeastShared = 32 << 10;
 constexpr char kUnknownTransport[] = "UNKNOWN_TRANSPORT";
-constexpr int kKeepaliveTimeMs = 30'000;
-constexpr int kKeepaliveTimeoutMs = 10'000;
-
-grpc::ChannelArguments ChannelArguments() {
-  grpc::ChannelArguments arguments;
-  arguments.SetMaxReceiveMessageSize(kMaxReceiveBytes);
-  arguments.SetMaxSendMessageSize(-1);  // the server says what is too large, with its limit
-  arguments.SetInt(GRPC_ARG_KEEPALIVE_TIME_MS, kKeepaliveTimeMs);
-  arguments.SetInt(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, kKeepaliveTimeoutMs);
-  arguments.SetInt(GRPC_ARG_KEEPALIVE_PERMIT_WITHOUT_CALLS, 1);
-  arguments.SetInt(GRPC_ARG_HTTP2_MAX_PINGS_WITHOUT_DATA, 0);
-  // One TCP connection a client: two heavy streams on one connection share its speed.
-  arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
-  return arguments;
-}
+constexpr int kMostTries = 3;
 
 // Copies one chunk's K or V to where its layer is put together.
 absl::Status Scatter(std::span<const std::byte> chunk, const ReadGeometry& geometry,
@@ -107,39 +88,6 @@ absl::Status CheckTargets(const v1::SequenceManifest& sequence,
 
 }  // namespace
 
-class Client::Impl {
- public:
-  Impl(const std::string& address, const ClientOptions& options)
-      : options_(options),
-        transport_({.transport = options.transport,
-                    .shm_bytes = options.shm_bytes,
-                    .limit = options.call_limit,
-                    .tell = options.tell}),
-        stub_(grpc::CreateCustomChannel(address, grpc::InsecureChannelCredentials(),
-                                        ChannelArguments())) {}
-
-  v1::KvTierService::Stub& stub() { return stub_; }
-  const ClientOptions& options() const { return options_; }
-  TransportChoice& transport() { return transport_; }
-  absl::Time StreamDeadline() const { return absl::Now() + options_.stream_limit; }
-
-  template <class Request, class Response>
-  absl::StatusOr<Response> Call(grpc::Status (v1::KvTierService::Stub::*method)(
-                                    grpc::ClientContext*, const Request&, Response*),
-                                const Request& request) {
-    grpc::ClientContext context;
-    context.set_deadline(absl::ToChronoTime(absl::Now() + options_.call_limit));
-    Response response;
-    KVT_RETURN_IF_ERROR(FromGrpc((stub_.*method)(&context, request, &response)));
-    return response;
-  }
-
- private:
-  const ClientOptions options_;
-  TransportChoice transport_;
-  v1::KvTierService::Stub stub_;
-};
-
 Client::Client(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 Client::~Client() = default;
 v1::KvTierService::Stub& Client::stub() const { return impl_->stub(); }
@@ -162,7 +110,9 @@ absl::StatusOr<std::unique_ptr<Client>> Client::Connect(const std::string& addre
 
 absl::StatusOr<v1::RegisterModelResponse> Client::RegisterModel(
     const v1::RegisterModelRequest& request) {
-  return impl_->Call(&v1::KvTierService::Stub::RegisterModel, request);
+  auto registered = impl_->Call(&v1::KvTierService::Stub::RegisterModel, request);
+  if (registered.ok()) impl_->Remember(registered->model_id(), request);
+  return registered;
 }
 
 absl::StatusOr<v1::AppendBatchResponse> Client::AppendBatch(const v1::AppendBatchRequest& request) {
@@ -170,11 +120,11 @@ absl::StatusOr<v1::AppendBatchResponse> Client::AppendBatch(const v1::AppendBatc
 }
 
 absl::StatusOr<v1::LookupResponse> Client::Lookup(const v1::LookupRequest& request) {
-  return impl_->Call(&v1::KvTierService::Stub::Lookup, request);
+  return impl_->CallOfModel(&v1::KvTierService::Stub::Lookup, request);
 }
 
 absl::StatusOr<v1::AcquireResponse> Client::Acquire(const v1::AcquireRequest& request) {
-  return impl_->Call(&v1::KvTierService::Stub::Acquire, request);
+  return impl_->CallOfModel(&v1::KvTierService::Stub::Acquire, request);
 }
 
 absl::StatusOr<v1::RenewResponse> Client::Renew(const v1::RenewRequest& request) {
@@ -186,7 +136,7 @@ absl::StatusOr<v1::ReleaseResponse> Client::Release(const v1::ReleaseRequest& re
 }
 
 absl::StatusOr<v1::PinResponse> Client::Pin(const v1::PinRequest& request) {
-  return impl_->Call(&v1::KvTierService::Stub::Pin, request);
+  return impl_->CallOfModel(&v1::KvTierService::Stub::Pin, request);
 }
 
 absl::StatusOr<v1::UnpinResponse> Client::Unpin(const v1::UnpinRequest& request) {
@@ -235,11 +185,11 @@ absl::StatusOr<v1::ListSequencesResponse> Client::ListSequences(
 }
 
 absl::StatusOr<v1::CapacityResponse> Client::Capacity(const v1::CapacityRequest& request) {
-  return impl_->Call(&v1::KvTierService::Stub::Capacity, request);
+  return impl_->CallOfModel(&v1::KvTierService::Stub::Capacity, request);
 }
 
 absl::StatusOr<v1::ScalesResponse> Client::Scales(const v1::ScalesRequest& request) {
-  return impl_->Call(&v1::KvTierService::Stub::Scales, request);
+  return impl_->CallOfModel(&v1::KvTierService::Stub::Scales, request);
 }
 
 absl::StatusOr<v1::GrantCreditResponse> Client::GrantCredit(const v1::GrantCreditRequest& request) {
@@ -257,7 +207,7 @@ absl::StatusOr<std::unique_ptr<AppendStream>> Client::OpenAppend(const AppendOpt
   }
   const bool auto_choice = impl_->options().transport == Transport::kAuto;
   const bool own = !options.open.transport_id().empty();
-  for (bool again = false;; again = true) {
+  for (int tries = 0;; ++tries) {
     std::shared_ptr<SharedPool> pool;
     if (!own) {
       KVT_ASSIGN_OR_RETURN(pool, impl_->transport().Pool(impl_->stub(), options.expected_bytes));
@@ -270,9 +220,17 @@ absl::StatusOr<std::unique_ptr<AppendStream>> Client::OpenAppend(const AppendOpt
         .least_shared = auto_choice ? kLeastShared : 0,
         .count = [this](std::uint64_t bytes) { impl_->transport().Count(bytes); }});
     const absl::Status opened = reactor->Open(impl_->stub(), options.open);
-    if (opened.ok()) return std::make_unique<AppendStream>(std::move(reactor));
-    if (again || pool == nullptr || ErrorReason(opened) != kUnknownTransport) return opened;
-    impl_->transport().Forget(pool);  // the server restarted
+    if (opened.ok()) {
+      impl_->SawBoot(reactor->opened().boot_id());
+      return std::make_unique<AppendStream>(std::move(reactor));
+    }
+    // The server restarted: the transport is gone, and the model.
+    if (pool != nullptr && ErrorReason(opened) == kUnknownTransport) {
+      impl_->transport().Forget(pool);
+    } else if (!impl_->Recovers(opened, options.open.model_id())) {
+      return opened;
+    }
+    if (tries == kMostTries) return opened;
   }
 }
 
@@ -368,6 +326,7 @@ absl::StatusOr<ReadResult> Client::ReadOnce(const v1::ReadRequest& request,
       begun = true;
       KVT_RETURN_IF_ERROR(check.Begin(message.manifest(), request.sequences_size(), kind));
       result.manifest = message.manifest();
+      impl_->SawBoot(message.manifest().boot_id());
       if (decoder) {
         KVT_ASSIGN_OR_RETURN(result.manifest, decoder->Begin(message.manifest()));
       }

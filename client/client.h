@@ -24,6 +24,10 @@ struct ClientOptions {
   std::int64_t shm_bytes = 16 << 20;
   // Is told how values travel, and why, when that is chosen.
   std::function<void(const std::string&)> tell;
+  // Is told, once for each restart, by the first reply that shows it, on the thread that gets it:
+  // the server holds nothing of before. Sequences must be appended anew; models this client
+  // registers again by itself when they are asked for.
+  std::function<void()> on_restart;
   // Of a call with one request and one reply.
   absl::Duration call_limit = absl::Seconds(30);
   // Of an append or a read, all of it.
@@ -71,6 +75,7 @@ class Client {
                                                          const ClientOptions& options);
   ~Client();
 
+  // Is remembered, for a server that restarts.
   absl::StatusOr<v1::RegisterModelResponse> RegisterModel(const v1::RegisterModelRequest& request);
   // Returns when the server has taken the stream; AppendStream::opened() says from which token on
   // data is wanted. The stream must go before the client.
