@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
+#include <fstream>
 #include <functional>
 #include <iostream>
 #include <nlohmann/json.hpp>
@@ -35,6 +36,7 @@ struct Options {
   std::int64_t mib = 1024;
   int runs = 9;
   bool json = false;
+  std::string json_file;
 };
 
 void Check(int error, const char* what) {
@@ -230,6 +232,7 @@ int Run(const Options& options) {
     std::fflush(stdout);
   }
   if (options.json) std::cout << out.dump(2) << "\n";
+  if (!options.json_file.empty()) std::ofstream(options.json_file) << out.dump(2) << "\n";
   return 0;
 }
 
@@ -244,6 +247,7 @@ int main(int argc, char** argv) {
   app.add_option("--mib", options.mib, "MiB of 16-bit values.")->check(CLI::Range(2, 16384));
   app.add_option("--runs", options.runs, "Runs of each, of which the median counts.");
   app.add_flag("--json", options.json, "For scripts.");
+  app.add_option("--json-file", options.json_file, "The same, beside the table.");
   CLI11_PARSE(app, argc, argv);
   try {
     return kvtier::bench::Run(options);

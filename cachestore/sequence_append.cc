@@ -243,6 +243,7 @@ absl::StatusOr<AppendResult> Sequence::AppendLocked(const WriterClaim& claim, co
     SettleLayer(plan, headers);
   }
   headers.Write(home_.device);
+  KVT_RETURN_IF_ERROR(home_.device.Health());  // not acknowledged: all is lost with the device
   Publish();
   if (!planned.empty()) followers_.Tell(notices);
   last_message_ = now;

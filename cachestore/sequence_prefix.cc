@@ -163,6 +163,7 @@ absl::Status Sequence::CopyEndTo(Sequence& fork) const {
     KVT_ASSIGN_OR_RETURN(layer.k, layers_[i].k.Copy(Memory()));
     KVT_ASSIGN_OR_RETURN(layer.v, layers_[i].v.Copy(Memory()));
   }
+  KVT_RETURN_IF_ERROR(home_.device.Health());
   fork.reported_.appended_tokens = Committed();
   fork.reported_.saturated_values = Saturated();
   fork.Report(0);

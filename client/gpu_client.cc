@@ -15,7 +15,7 @@ namespace kvtier::client {
 namespace {
 
 // Where NCCL was refused for now, how long until it's tried again.
-constexpr absl::Duration kRetry = absl::Seconds(30);
+constexpr absl::Duration kRetry = absl::Seconds(5);
 
 // The server has restarted, or the transport was closed there, or failed, at either end.
 bool IsGone(const absl::Status& status) {
@@ -171,7 +171,9 @@ absl::StatusOr<std::shared_ptr<T>> GpuClient::Transport(std::shared_ptr<T>& open
   if (options_.path == GpuOptions::Path::kHost) return nullptr;
   absl::MutexLock lock(&mutex_);
   if (open != nullptr) return open;
-  if (no_nccl_.ok() || absl::Now() >= again_) {
+  // Who takes nothing else asks again.
+  const bool only = options_.path == GpuOptions::Path::kNccl;
+  if (no_nccl_.ok() || only || absl::Now() >= again_) {
     const auto opened = [&]() -> absl::StatusOr<std::shared_ptr<T>> {
       KVT_ASSIGN_OR_RETURN(std::shared_ptr<transport::NcclRuntime> nccl, Nccl());
       return T::Open({.stub = &client_.stub(),
@@ -187,7 +189,7 @@ absl::StatusOr<std::shared_ptr<T>> GpuClient::Transport(std::shared_ptr<T>& open
     }
     again_ = absl::IsFailedPrecondition(no_nccl_) ? absl::InfiniteFuture() : absl::Now() + kRetry;
   }
-  if (options_.path == GpuOptions::Path::kNccl) return no_nccl_;
+  if (only) return no_nccl_;
   Tell("host", std::string(no_nccl_.message()));
   return nullptr;
 }

@@ -33,8 +33,7 @@ struct Elements {
     const ElementType type = run.codec.element;
     const float scale = run.codec.id == CodecId::kFp8 ? run.scale : 1.0f;
     Octet octet = Load(run.in + token * run.dim * ElementBytes(type), type, channel, count);
-    KVT_UNROLL
-    for (int i = 0; i < kOctet; ++i) octet.x[i] *= scale;
+    Multiply(octet, scale);
     return octet;
   }
 };

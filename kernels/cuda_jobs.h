@@ -90,18 +90,15 @@ enum class DecodeKernel : std::uint8_t {
 };
 
 // What jobs must have in common to be launched together.
-struct EncodeLaunch {
-  EncodeKernel kernel = EncodeKernel::kCopy;
+template <class Kernel>
+struct LaunchKind {
+  Kernel kernel = Kernel::kCopy;
   bool wide = false;  // rows of more than kNarrowDim channels
 
-  friend constexpr auto operator<=>(const EncodeLaunch&, const EncodeLaunch&) = default;
+  friend constexpr auto operator<=>(const LaunchKind&, const LaunchKind&) = default;
 };
-struct DecodeLaunch {
-  DecodeKernel kernel = DecodeKernel::kCopy;
-  bool wide = false;
-
-  friend constexpr auto operator<=>(const DecodeLaunch&, const DecodeLaunch&) = default;
-};
+using EncodeLaunch = LaunchKind<EncodeKernel>;
+using DecodeLaunch = LaunchKind<DecodeKernel>;
 
 inline constexpr int kBlockThreads = 128;
 inline constexpr int kNarrowDim = 256;

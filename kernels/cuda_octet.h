@@ -140,6 +140,16 @@ KVT_DEVICE void Divide(Octet& octet, float scale) {
   for (int i = 0; i < kOctet; ++i) octet.x[i] = power ? octet.x[i] * inverse : octet.x[i] / scale;
 }
 
+// A NaN stays the one it is, as on the host: a GPU's own multiplication gives another.
+KVT_DEVICE void Multiply(Octet& octet, float scale) {
+  constexpr std::uint32_t kQuiet = 0x00400000u;
+  KVT_UNROLL
+  for (int i = 0; i < kOctet; ++i) {
+    const float x = octet.x[i];
+    octet.x[i] = IsNan(x) ? FromBits(Bits(x) | kQuiet) : x * scale;
+  }
+}
+
 KVT_DEVICE std::int64_t FirstRow(const Tile& tile) { return std::int64_t{tile.index} * kTileRows; }
 
 // The lanes of a warp that hold one row, a power of two of them, each an octet of every

@@ -35,7 +35,7 @@ GENERATED = {"kvtier/v1/": "proto", "google/rpc/": "proto", "kvtier/version.h": 
 
 # Header -> the places that may include it; none: not yet anywhere.
 ONLY_IN = {
-    "cuda": ("bench/kernel_bench.cc", "cachestore/device/cuda_", "client/gpu_", "kernels/cuda_", "tests/emulation/",
+    "cuda": ("bench/kernel_bench.cc", "bench/nccl_bench.cc", "cachestore/device/cuda_", "client/gpu_", "kernels/cuda_", "tests/emulation/",
              "tests/nccl/", "transport/nccl_"),
     "nccl": ("tests/emulation/", "transport/nccl_"),
     "grpc/": ("client/", "service/", "tests/", "bench/"),

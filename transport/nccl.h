@@ -58,7 +58,7 @@ class NcclRuntime {
   virtual ~NcclRuntime() = default;
 
   virtual int version() const = 0;  // as NCCL counts
-  // The GPU, as no other is called: the host's boot id and the PCI bus id.
+  // The GPU, as no other is called: NCCL_HOSTID or the host's boot id, and the PCI bus id.
   virtual const std::string& gpu() const = 0;
   // What both ends connect by. Whoever makes it keeps a thread and a socket until both have joined;
   // that's for the worker, so that they end with it.
@@ -66,6 +66,8 @@ class NcclRuntime {
   // How long ending a communicator has taken until now. One that takes very long means that the GPU
   // can't be used any more.
   virtual absl::Duration stuck() const = 0;
+  // Communicators that are being ended.
+  virtual int ending() const = 0;
 
   struct Options {
     std::string id;

@@ -4,6 +4,7 @@
 #include <array>
 #include <atomic>
 #include <chrono>
+#include <cstdlib>
 #include <deque>
 #include <fstream>
 #include <map>
@@ -277,6 +278,7 @@ class Runtime final : public NcclRuntime {
     return NcclLink::NewId(reaper_->library());
   }
   absl::Duration stuck() const override { return reaper_->stuck(); }
+  int ending() const override { return reaper_->pending(); }
   std::unique_ptr<NcclChannel> Open(Options options) override {
     return std::make_unique<Channel>(std::make_shared<State>(reaper_, device_, std::move(options)));
   }
@@ -297,10 +299,15 @@ absl::StatusOr<std::shared_ptr<NcclRuntime>> NcclRuntime::Load(const std::string
     return absl::FailedPreconditionError(
         fmt::format("no GPU {}: CUDA says {}", device, cudaGetErrorString(error)));
   }
-  std::string boot;
-  std::ifstream("/proc/sys/kernel/random/boot_id") >> boot;
+  std::string host;
+  // NOLINTNEXTLINE(concurrency-mt-unsafe): nothing here sets the environment
+  if (const char* named = std::getenv("NCCL_HOSTID")) {  // as NCCL itself tells hosts apart
+    host = named;
+  } else {
+    std::ifstream("/proc/sys/kernel/random/boot_id") >> host;
+  }
   KVT_ASSIGN_OR_RETURN(std::shared_ptr<const NcclLibrary> loaded, NcclLibrary::Load(library));
-  return std::make_shared<Runtime>(std::move(loaded), device, boot + "/" + bus.data());
+  return std::make_shared<Runtime>(std::move(loaded), device, host + "/" + bus.data());
 }
 
 }  // namespace kvtier::transport

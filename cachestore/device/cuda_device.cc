@@ -169,8 +169,15 @@ absl::Status CudaDevice::Open() {
   for (int i = 0; i < options_.staging_slots; ++i) {
     StagingSlot slot;
     slot.bytes = options_.staging_bytes;
-    KVT_ASSIGN_OR_RETURN(slot.host, AllocatePinned(slot.bytes));
-    KVT_ASSIGN_OR_RETURN(slot.device, AllocateOnDevice(slot.bytes));
+    auto host = AllocatePinned(slot.bytes);
+    auto on_device = AllocateOnDevice(slot.bytes);
+    for (const absl::Status& status : {host.status(), on_device.status()}) {
+      if (status.ok()) continue;
+      return Error(Reason::kBudget, fmt::format("{}: no memory for staging slots of {} bytes: {}",
+                                                name_, slot.bytes, std::string(status.message())));
+    }
+    slot.host = *std::move(host);
+    slot.device = *std::move(on_device);
     KVT_ASSIGN_OR_RETURN(slot.stream, MakeCudaStream());
     KVT_ASSIGN_OR_RETURN(slot.done, MakeCudaEvent());
     slots_.push_back(std::move(slot));

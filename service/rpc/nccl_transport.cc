@@ -35,9 +35,10 @@ absl::StatusOr<std::shared_ptr<NcclMemory>> NcclMemory::Reserve(cachestore::Devi
   return memory;
 }
 
-std::shared_ptr<const transport::Region> NcclMemory::Take() {
+std::shared_ptr<const transport::Region> NcclMemory::Take(absl::Duration wait) {
   absl::MutexLock lock(&mutex_);
-  if (free_.empty()) return nullptr;
+  const auto some = [this]() ABSL_SHARED_LOCKS_REQUIRED(mutex_) { return !free_.empty(); };
+  if (!mutex_.AwaitWithTimeout(absl::Condition(&some), wait)) return nullptr;
   std::byte* const data = free_.back();
   free_.pop_back();
   return std::make_shared<Place>(data, bytes_, [self = shared_from_this()](std::byte* at) {

@@ -26,8 +26,8 @@ class NcclMemory : public std::enable_shared_from_this<NcclMemory> {
   static absl::StatusOr<std::shared_ptr<NcclMemory>> Reserve(cachestore::Device& device, int places,
                                                              std::int64_t bytes);
 
-  // Comes back when the last holds it no more. Null where none is left.
-  std::shared_ptr<const transport::Region> Take() ABSL_LOCKS_EXCLUDED(mutex_);
+  // Comes back when the last holds it no more. Null where none is left, nor comes back in time.
+  std::shared_ptr<const transport::Region> Take(absl::Duration wait) ABSL_LOCKS_EXCLUDED(mutex_);
   cachestore::Device& device() const { return device_; }
   std::int64_t bytes() const { return bytes_; }
 

@@ -18,20 +18,19 @@ using cachestore::Reason;
 
 constexpr std::size_t kIdBytes = 16;
 
-// From the kernel: it is all that keeps others out.
-absl::StatusOr<std::string> NewId() {
-  std::string id(kIdBytes, '\0');
-  if (getrandom(id.data(), id.size(), 0) != static_cast<ssize_t>(id.size()))
-    return Error(Reason::kTransportUnavailable, "the kernel gives no random bytes for an id");
-  return id;
-}
-
 absl::Status Unknown(const char* field = "transport_id") {
   return Error(Reason::kUnknownTransport,
                fmt::format("{} is none that is open and has its memory: open another", field));
 }
 
 }  // namespace
+
+absl::StatusOr<std::string> Transports::NewId() {
+  std::string id(kIdBytes, '\0');
+  if (getrandom(id.data(), id.size(), 0) != static_cast<ssize_t>(id.size()))
+    return Error(Reason::kTransportUnavailable, "the kernel gives no random bytes for an id");
+  return id;
+}
 
 void Transports::SetShmSocket(const std::string& address, const std::string& why) {
   absl::MutexLock lock(&mutex_);
@@ -60,62 +59,6 @@ absl::Status Transports::CheckRoom() const {
   return Error(Reason::kTooManyTransports,
                fmt::format("{} transports are open; want at most {} (--max-transports)",
                            transports_.size(), limits_.max_transports));
-}
-
-void Transports::SetNccl(std::shared_ptr<transport::NcclRuntime> runtime,
-                         std::shared_ptr<NcclMemory> memory, const std::string& why) {
-  absl::MutexLock lock(&mutex_);
-  nccl_ = std::move(runtime);
-  nccl_memory_ = std::move(memory);
-  why_no_nccl_ = why;
-}
-
-absl::Status Transports::OpenNccl(const v1::NcclTransport& wanted,
-                                  v1::OpenTransportResponse& response) {
-  if (wanted.direction() != v1::DIRECTION_READ && wanted.direction() != v1::DIRECTION_APPEND) {
-    return Error(Reason::kInvalidField, fmt::format("nccl.direction is {}; want READ or APPEND",
-                                                    static_cast<int>(wanted.direction())));
-  }
-  KVT_ASSIGN_OR_RETURN(const std::string id, NewId());
-  absl::MutexLock lock(&mutex_);
-  const auto refuse = [](const std::string& why) {
-    return Error(Reason::kTransportUnavailable,
-                 why + "; shared memory (shm) works on one host, and messages everywhere");
-  };
-  if (nccl_ == nullptr) return refuse("no NCCL here: " + why_no_nccl_);
-  if (wanted.nccl_version() != nccl_->version()) {
-    return refuse(
-        fmt::format("nccl.nccl_version is {}; the server's is {}, and NCCL wants the same",
-                    wanted.nccl_version(), nccl_->version()));
-  }
-  if (wanted.gpu() == nccl_->gpu())
-    return refuse(fmt::format("nccl.gpu is {}, the server's own; NCCL wants two", wanted.gpu()));
-  constexpr std::size_t kUniqueIdBytes = 128;
-  if (wanted.unique_id().size() != kUniqueIdBytes) {
-    return Error(Reason::kInvalidField, fmt::format("nccl.unique_id has {} bytes; want {}",
-                                                    wanted.unique_id().size(), kUniqueIdBytes));
-  }
-  KVT_RETURN_IF_ERROR(CheckRoom());
-  std::shared_ptr<const transport::Region> region = nccl_memory_->Take();
-  if (region == nullptr) {
-    return Error(Reason::kTooManyTransports,
-                 "as many NCCL transports are open as there is memory for "
-                 "(--max-nccl-transports)");
-  }
-  auto nccl = std::make_shared<NcclTransport>(
-      *nccl_, *nccl_memory_, region,
-      transport::NcclRuntime::Options{.id = wanted.unique_id(),
-                                      .server = true,
-                                      .sends = wanted.direction() == v1::DIRECTION_READ,
-                                      .deadline = limits_.nccl_deadline,
-                                      .memory = region});
-  response.set_transport_id(id);
-  response.set_memory_bytes(static_cast<std::uint64_t>(region->size()));
-  response.set_max_transfer_bytes(static_cast<std::uint64_t>(nccl->slot_bytes()));
-  Transport& opened = transports_[id];
-  opened.memory = std::move(region);
-  opened.nccl = std::move(nccl);
-  return absl::OkStatus();
 }
 
 absl::Status Transports::TakeShm(const std::string& id, transport::UniqueFd memory,

@@ -112,7 +112,13 @@ class Transports {
     std::map<std::uint64_t, std::weak_ptr<RingCredit>> rings;  // by read
   };
 
+  // From the kernel: it is all that keeps others out.
+  static absl::StatusOr<std::string> NewId();
   absl::Status CheckRoom() const ABSL_SHARED_LOCKS_REQUIRED(mutex_);
+  // Memory for another of NCCL; where none is left, that which nothing was asked of for longest, if
+  // for some time, is closed for it: its worker may be gone, and opens another if not.
+  std::shared_ptr<const transport::Region> TakeNcclMemory(NcclMemory& memory)
+      ABSL_LOCKS_EXCLUDED(mutex_);
 
   const Limits limits_;
   cachestore::Device& device_;

@@ -33,12 +33,13 @@ std::string Bf16Bytes(float value, std::size_t count) {
 LiveServer::LiveServer(const std::vector<std::string>& flags) {
   const std::string ready = folder_ / "ready.json";
   const std::string device = VariableOr("TEST_DEVICE", "host");
-  std::vector<std::string> command = {device == "host" ? KVTIER_KVTIERD : KVTIER_GPU_KVTIERD,
-                                      "--listen=127.0.0.1:0",
-                                      "--health-listen=127.0.0.1:0",
-                                      "--metrics-listen=127.0.0.1:0",
-                                      "--device=" + device,
-                                      "--ready-file=" + ready};
+  std::vector<std::string> command = {
+      VariableOr("TEST_KVTIERD", device == "host" ? KVTIER_KVTIERD : KVTIER_GPU_KVTIERD),
+      "--listen=127.0.0.1:0",
+      "--health-listen=127.0.0.1:0",
+      "--metrics-listen=127.0.0.1:0",
+      "--device=" + device,
+      "--ready-file=" + ready};
   command.insert(command.end(), flags.begin(), flags.end());
   process_ = std::make_unique<Process>(command);
   const auto deadline = std::chrono::steady_clock::now() + kPatience;

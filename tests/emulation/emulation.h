@@ -89,6 +89,7 @@ namespace kvtier::kernels {
 template <class... Parameters, class... Arguments>
 int Launch(void (*kernel)(Parameters...), std::int64_t blocks, int threads, cudaStream_t stream,
            Arguments... arguments) {
+  if (blocks <= 0) return cudaErrorInvalidConfiguration;
   const std::tuple<Parameters...> parameters(arguments...);
   return cuda_double::Enqueue(stream, [=] {
     cuda_emulation::RunGrid(static_cast<unsigned>(blocks), static_cast<unsigned>(threads),

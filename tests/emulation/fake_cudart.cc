@@ -7,6 +7,7 @@
 #include <cstring>
 #include <deque>
 #include <map>
+#include <memory>
 #include <mutex>
 #include <thread>
 #include <utility>
@@ -91,12 +92,14 @@ const Allocation* Find(const void* memory) {
   return offset < found->second.bytes ? &found->second : nullptr;
 }
 
+std::size_t MostMemory() {
+  return static_cast<std::size_t>(FromEnvironment("FAKE_CUDA_MEMORY", std::int64_t{4} << 30));
+}
+
 cudaError_t Allocate(void** memory, std::size_t bytes, Kind kind) {
   Runtime& runtime = The();
   const std::lock_guard lock(runtime.mutex);
-  const auto limit =
-      static_cast<std::size_t>(FromEnvironment("FAKE_CUDA_MEMORY", std::int64_t{4} << 30));
-  if (kind == Kind::kDevice && runtime.device_bytes + bytes > limit)
+  if (kind == Kind::kDevice && runtime.device_bytes + bytes > MostMemory())
     return Return(cudaErrorMemoryAllocation);
   *memory = std::aligned_alloc(512, (bytes + 511) / 512 * 512);
   std::memset(*memory, kFresh, bytes);
@@ -178,11 +181,15 @@ struct CUstream_st {
   friend void kvtier::cuda_double::HangStreams(bool hang);
 };
 
-struct CUevent_st {
+// What an event's work needs, which may come after the event was destroyed.
+struct EventState {
   std::mutex mutex;
   std::condition_variable changed;
   std::uint64_t recorded = 0;
   std::uint64_t passed = 0;
+};
+struct CUevent_st {
+  const std::shared_ptr<EventState> state = std::make_shared<EventState>();
 };
 
 namespace {
@@ -277,6 +284,8 @@ cudaError_t cudaSetDevice(int device) {
 }
 cudaError_t cudaDeviceGetPCIBusId(char* id, int size, int device) {
   KVT_ENTER("cudaDeviceGetPCIBusId");
+  if (device < 0 || device >= FromEnvironment("FAKE_CUDA_DEVICES", 1))
+    return Return(cudaErrorInvalidDevice);
   std::snprintf(id, static_cast<std::size_t>(size), "0000:%02x:00.0", device);
   return cudaSuccess;
 }
@@ -290,6 +299,12 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int) {
 cudaError_t cudaMalloc(void** memory, std::size_t bytes) {
   KVT_ENTER("cudaMalloc");
   return Allocate(memory, bytes, Kind::kDevice);
+}
+cudaError_t cudaMemGetInfo(std::size_t* free, std::size_t* total) {
+  KVT_ENTER("cudaMemGetInfo");
+  *total = MostMemory();
+  *free = *total - The().device_bytes;
+  return cudaSuccess;
 }
 cudaError_t cudaFree(void* memory) { return Free(memory, Kind::kDevice); }
 cudaError_t cudaHostAlloc(void** memory, std::size_t bytes, unsigned) {
@@ -362,15 +377,15 @@ cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
   KVT_ENTER("cudaEventRecord");
   std::uint64_t number = 0;
   {
-    const std::lock_guard lock(event->mutex);
-    number = ++event->recorded;
+    const std::lock_guard lock(event->state->mutex);
+    number = ++event->state->recorded;
   }
-  Of(stream).Add([=] {
+  Of(stream).Add([number, state = event->state] {
     {
-      const std::lock_guard lock(event->mutex);
-      event->passed = number;
+      const std::lock_guard lock(state->mutex);
+      state->passed = number;
     }
-    event->changed.notify_all();
+    state->changed.notify_all();
   });
   return cudaSuccess;
 }
@@ -378,19 +393,19 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned
   KVT_ENTER("cudaStreamWaitEvent");
   std::uint64_t number = 0;
   {
-    const std::lock_guard lock(event->mutex);
-    number = event->recorded;
+    const std::lock_guard lock(event->state->mutex);
+    number = event->state->recorded;
   }
-  Of(stream).Add([=] {
-    std::unique_lock lock(event->mutex);
-    event->changed.wait(lock, [&] { return event->passed >= number; });
+  Of(stream).Add([number, state = event->state] {
+    std::unique_lock lock(state->mutex);
+    state->changed.wait(lock, [&] { return state->passed >= number; });
   });
   return cudaSuccess;
 }
 cudaError_t cudaEventQuery(cudaEvent_t event) {
   KVT_ENTER("cudaEventQuery");
-  const std::lock_guard lock(event->mutex);
-  return event->passed >= event->recorded ? cudaSuccess : Return(cudaErrorNotReady);
+  const std::lock_guard lock(event->state->mutex);
+  return event->state->passed >= event->state->recorded ? cudaSuccess : Return(cudaErrorNotReady);
 }
 
 cudaError_t cudaGetLastError() {

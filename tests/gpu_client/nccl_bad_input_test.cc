@@ -37,7 +37,7 @@ class NcclBadInput : public ::testing::Test {
   void SetUp() override {
     {
       const Variable device("TEST_DEVICE", "cuda:0");
-      server_.emplace(std::vector<std::string>{"--memory=64MiB", "--nccl-library=" KVTIER_FAKE_NCCL,
+      server_.emplace(std::vector<std::string>{"--memory=64MiB", "--nccl-library=" KVTIER_NCCL,
                                                "--nccl-memory=1MiB", "--max-nccl-transports=1",
                                                "--nccl-deadline=1s"});
     }
@@ -46,7 +46,7 @@ class NcclBadInput : public ::testing::Test {
     model_ = client_->RegisterModel(SmallModel("kivi2")).value().model_id();
     stub_ = v1::KvTierService::NewStub(
         grpc::CreateChannel(server_->listen(), grpc::InsecureChannelCredentials()));
-    runtime_ = NcclRuntime::Load(KVTIER_FAKE_NCCL, 1).value();
+    runtime_ = NcclRuntime::Load(KVTIER_NCCL, 0).value();
     memory_ = client::AllocateOnGpu(1 << 20).value();
     const client::GpuStream stream = client::MakeGpuStream().value();
     ASSERT_EQ(cudaMemsetAsync(memory_.get(), 0, 1 << 20, stream.get()), cudaSuccess);
@@ -155,7 +155,6 @@ class NcclBadInput : public ::testing::Test {
     return std::string(reinterpret_cast<const char*>(host.get()), static_cast<std::size_t>(bytes));
   }
 
-  const Variable devices_{"FAKE_CUDA_DEVICES", "2"};
   std::optional<LiveServer> server_;
   std::optional<Variable> host_;
   std::unique_ptr<client::Client> client_;
@@ -265,6 +264,7 @@ TEST_F(NcclBadInput, AReadThatNobodyAwaitsIsGivenUp) {
   EXPECT_THAT(std::string(lost.message()), HasSubstr("transfer 0 is not awaited at the other end"));
 }
 
+#if KVTIER_EMULATED  // NCCL itself hangs, or gives less
 TEST_F(NcclBadInput, ATransferOfAnotherSizeIsLost) {
   ASSERT_THAT(Open(v1::DIRECTION_READ), IsOk());
   const absl::Status read = Read(Request(), [&](const v1::ReadChunk& chunk) {
@@ -275,6 +275,8 @@ TEST_F(NcclBadInput, ATransferOfAnotherSizeIsLost) {
   for (int look = 0; look < 100 && ErrorReason(Read(Request())) == ""; ++look)
     std::this_thread::sleep_for(std::chrono::milliseconds(50));
 }
+
+#endif
 
 TEST_F(NcclBadInput, AWorkerThatDiesLeavesNothing) {
   const auto worker = std::make_unique<Process>(

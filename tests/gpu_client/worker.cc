@@ -11,9 +11,8 @@ int RunWorker(const std::string& address, const std::string& model_id) {
   constexpr std::int64_t kTokens = 64, kBytes = kTokens * 2 * 64 * 2;  // of SmallModel
   const auto client =
       client::Client::Connect(address, {.transport = client::Transport::kInline}).value();
-  const auto gpu = client::GpuClient::Make(*client, {.device = 1,
-                                                     .path = client::GpuOptions::Path::kNccl,
-                                                     .nccl_library = KVTIER_FAKE_NCCL,
+  const auto gpu = client::GpuClient::Make(*client, {.path = client::GpuOptions::Path::kNccl,
+                                                     .nccl_library = KVTIER_NCCL,
                                                      .tell = {}})
                        .value();
   client::AppendOptions options;
