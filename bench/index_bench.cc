@@ -38,7 +38,9 @@ constexpr int kTokens = kPageTokens * kPagesASequence;
 constexpr char kSpace[] = "default";
 
 struct Options {
+  std::int64_t least_pages = 1000;
   std::int64_t most_pages = 1'000'000;
+  std::string only;  // operations whose names have this
   int runs = 2000;
   bool json = false;
 };
@@ -220,7 +222,7 @@ Result Measure(const Options& options) {
   constexpr int kRounds = 10;
   Result result;
   std::vector<std::unique_ptr<FilledStore>> stores;
-  for (std::int64_t pages = 1000; pages <= options.most_pages; pages *= 10) {
+  for (std::int64_t pages = options.least_pages; pages <= options.most_pages; pages *= 10) {
     fmt::print(stderr, "writing {} pages...\n", pages);
     const std::int64_t before = HeapBytes();
     stores.push_back(std::make_unique<FilledStore>(pages));
@@ -233,6 +235,10 @@ Result Measure(const Options& options) {
   result.microseconds.resize(std::size(kOperations));
   for (std::size_t i = 0; i < std::size(kOperations); ++i) {
     std::vector<std::vector<double>> times(stores.size());
+    if (std::string(kOperations[i].name).find(options.only) == std::string::npos) {
+      result.microseconds[i].assign(stores.size(), 0);
+      continue;
+    }
     for (int round = 0; round < kRounds; ++round) {
       for (std::size_t at = 0; at < stores.size(); ++at)
         Run(*stores[at], kOperations[i], runs, random, times[at]);
@@ -263,6 +269,7 @@ void PrintTable(const Result& result, const Options& options) {
       [](double time, std::size_t) { fmt::print("{:>9.3f}{:>12}", time, ""); });
   for (std::size_t i = 0; i < std::size(kOperations); ++i) {
     const std::vector<double>& times = result.microseconds[i];
+    if (times.front() == 0) continue;
     row(kOperations[i].name, times, [&](double time, std::size_t at) {
       const double more = time - times.front();
       fmt::print("{:>9.2f} {:>5.2f} {:>5.0f}", time, time / times.front(),
@@ -295,6 +302,10 @@ int main(int argc, char** argv) {
   app.add_option("--most-pages", options.most_pages, "pages of the fullest store")
       ->check(CLI::Range(1000, 10'000'000))
       ->capture_default_str();
+  app.add_option("--least-pages", options.least_pages, "pages of the emptiest store")
+      ->check(CLI::Range(1000, 10'000'000))
+      ->capture_default_str();
+  app.add_option("--only", options.only, "part of the operations' names");
   app.add_option("--runs", options.runs, "operations of which the median counts")
       ->check(CLI::Range(1, 1'000'000))
       ->capture_default_str();

@@ -154,7 +154,9 @@ void Path::Add(std::shared_ptr<const Column> column) {
 }
 
 void Path::CutTo(std::int64_t pages) {
-  for (; this->pages() > pages; columns_.pop_back()) last_ = last_->before();
+  if (pages >= this->pages()) return;
+  columns_.resize(static_cast<std::size_t>(pages));
+  last_ = columns_.empty() ? nullptr : columns_.back()->shared_from_this();
 }
 
 MemoryHeld Path::held() const {

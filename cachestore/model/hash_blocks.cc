@@ -47,6 +47,7 @@ HashBlocksPtr KeysOf(const BlockRange& range) {
 HashBlocksPtr CopyOf(const BlockRange& range) {
   const HashBlocks& all = *range.blocks;
   if (range.empty()) return NoBlocks();
+  if (range.begin == 0 && range.end == all.size()) return range.blocks;
   auto copy = std::make_shared<HashBlocks>(WithKeysOf(range));
   copy->parent =
       range.begin == 0 ? all.parent : all.keys[static_cast<std::size_t>(range.begin - 1)];
