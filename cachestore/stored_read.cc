@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "cachestore/base/checksum.h"
 #include "cachestore/base/errors.h"
 
 namespace kvtier::cachestore {
@@ -34,7 +35,7 @@ void FillFillingPart(const TensorPins& tensor, HeadRange heads, std::int64_t pag
   for (int head = 0; head < layout.heads; ++head) {
     HeadEntry entry{.scale = part.ScaleOf(head)};
     if (head >= heads.first && head < heads.end)
-      entry.checksum = Checksum(out + layout.SliceOffset(head - heads.first), layout.slice_bytes);
+      entry.checksum = ChecksumOf(out + layout.SliceOffset(head - heads.first), layout.slice_bytes);
     WriteEntry(out, head, entry);
   }
   WriteHeader(out, header);

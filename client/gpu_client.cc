@@ -138,7 +138,8 @@ struct GpuAppend::Host {
 
 absl::StatusOr<std::unique_ptr<GpuClient>> GpuClient::Make(Client& client,
                                                            const GpuOptions& options) {
-  KVT_RETURN_IF_ERROR(CudaStatus(cudaSetDevice(options.device), "cudaSetDevice"));
+  const OnGpu on_gpu(options.device);
+  KVT_RETURN_IF_ERROR(on_gpu.status());
   std::unique_ptr<GpuClient> gpu(new GpuClient(client, options));
   if (options.path == GpuOptions::Path::kNccl) {
     absl::MutexLock lock(&gpu->mutex_);
@@ -204,7 +205,8 @@ void GpuClient::Forget(std::shared_ptr<T>& open, const std::shared_ptr<T>& which
 absl::StatusOr<ReadResult> GpuClient::Read(const v1::ReadRequest& request,
                                            const PlaceOnGpu& place) {
   KVT_RETURN_IF_ERROR(CheckRequest(request));
-  KVT_RETURN_IF_ERROR(CudaStatus(cudaSetDevice(options_.device), "cudaSetDevice"));
+  const OnGpu on_gpu(options_.device);
+  KVT_RETURN_IF_ERROR(on_gpu.status());
   for (bool again = false;; again = true) {
     KVT_ASSIGN_OR_RETURN(const std::shared_ptr<GpuReadTransport> transport, Transport(reads_));
     absl::StatusOr<ReadResult> result = ReadBy(transport, request, place);
@@ -261,7 +263,8 @@ absl::StatusOr<ReadResult> GpuClient::ReadBy(const std::shared_ptr<GpuReadTransp
 }
 
 absl::StatusOr<std::unique_ptr<GpuAppend>> GpuClient::OpenAppend(const AppendOptions& options) {
-  KVT_RETURN_IF_ERROR(CudaStatus(cudaSetDevice(options_.device), "cudaSetDevice"));
+  const OnGpu on_gpu(options_.device);
+  KVT_RETURN_IF_ERROR(on_gpu.status());
   for (bool again = false;; again = true) {
     KVT_ASSIGN_OR_RETURN(std::shared_ptr<GpuAppendTransport> transport, Transport(appends_));
     if (transport != nullptr && !transport->ok() && !again) {
@@ -297,6 +300,8 @@ GpuAppend::~GpuAppend() {
 }
 
 absl::Status GpuAppend::Send(const GpuChunk& chunk, CUstream_st* after) {
+  const OnGpu on_gpu(client_.options_.device);
+  KVT_RETURN_IF_ERROR(on_gpu.status());
   if (transport_ == nullptr) return SendByHost(chunk, after);
   KVT_ASSIGN_OR_RETURN(GpuEvent made, MakeGpuEvent());
   std::shared_ptr<CUevent_st> filled = std::move(made);

@@ -66,6 +66,13 @@ absl::Status CudaStatus(cudaError_t error, const char* what) {
   return absl::InternalError(fmt::format("{}: CUDA says {}", what, cudaGetErrorString(error)));
 }
 
+OnGpu::OnGpu(int device) {
+  status_ = CudaStatus(cudaGetDevice(&before_), "cudaGetDevice");
+  status_.Update(CudaStatus(cudaSetDevice(device), "cudaSetDevice"));
+}
+
+OnGpu::~OnGpu() { cudaSetDevice(before_); }
+
 absl::StatusOr<GpuStream> MakeGpuStream() {
   return Make<GpuStream>("cudaStreamCreate", [](cudaStream_t* made) {
     return cudaStreamCreateWithFlags(made, cudaStreamNonBlocking);

@@ -31,6 +31,21 @@ using GpuEvent = std::unique_ptr<std::remove_pointer_t<cudaEvent_t>, FreeCuda<cu
 using GpuMemory = std::unique_ptr<std::byte, FreeCuda<cudaFree>>;
 using PinnedMemory = std::unique_ptr<std::byte, FreeCuda<cudaFreeHost>>;
 
+// The thread's device while this lives: what is made, is made there. Engines have their own.
+class OnGpu {
+ public:
+  explicit OnGpu(int device);
+  ~OnGpu();
+  OnGpu(const OnGpu&) = delete;
+  OnGpu& operator=(const OnGpu&) = delete;
+
+  const absl::Status& status() const { return status_; }
+
+ private:
+  int before_ = 0;
+  absl::Status status_;
+};
+
 absl::StatusOr<GpuStream> MakeGpuStream();
 absl::StatusOr<GpuEvent> MakeGpuEvent();
 absl::StatusOr<GpuMemory> AllocateOnGpu(std::int64_t bytes);

@@ -73,7 +73,6 @@ GpuReadTransport::GpuReadTransport(const GpuTransportOptions& options,
 
 absl::StatusOr<std::shared_ptr<GpuReadTransport>> GpuReadTransport::Open(
     const GpuTransportOptions& options) {
-  KVT_RETURN_IF_ERROR(CudaStatus(cudaSetDevice(options.device), "cudaSetDevice"));
   KVT_ASSIGN_OR_RETURN(Begun begun, Begin(options, v1::DIRECTION_READ));
   auto slots = std::make_shared<Slots>();
   slots->bytes = static_cast<std::int64_t>(begun.opened->reply.max_transfer_bytes());

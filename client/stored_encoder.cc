@@ -4,6 +4,7 @@
 #include <cstring>
 #include <utility>
 
+#include "cachestore/base/checksum.h"
 #include "kernels/host_codec.h"
 
 namespace kvtier::client {
@@ -75,7 +76,7 @@ std::string StoredEncoder::Values::PartOf(std::int64_t page) const {
                                .source = RowsOf(head, page * layout.page_tokens),
                                .units = layout.page_tokens / layout.unit_tokens,
                                .out = part + layout.SliceOffset(head)}));
-    entry.checksum = cachestore::Checksum(part + layout.SliceOffset(head), layout.slice_bytes);
+    entry.checksum = cachestore::ChecksumOf(part + layout.SliceOffset(head), layout.slice_bytes);
     header.saturated += entry.saturated;
     cachestore::WriteEntry(part, head, entry);
   }

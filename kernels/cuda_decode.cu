@@ -214,8 +214,15 @@ struct KiviToken {
   }
 };
 
+// What holds both the scales and the minima of an octet's channels takes some registers more, of
+// which those of all GPUs must be enough.
 template <class Codec, int kOctets>
-__global__ void __launch_bounds__(kBlockThreads, kBlocksAtOnce<kOctets>)
+inline constexpr int kDecodeBlocks = kBlocksAtOnce<kOctets>;
+template <int kBits>
+inline constexpr int kDecodeBlocks<KiviChannel<kBits>, 1> = kBlocksAtOnce<1> - 1;
+
+template <class Codec, int kOctets>
+__global__ void __launch_bounds__(kBlockThreads, kDecodeBlocks<Codec, kOctets>)
     DecodeRows(const DeviceDecode* jobs, const Tile* tiles) {
   const Tile tile = tiles[blockIdx.x];
   const DecodeRun run = jobs[tile.job].run;

@@ -18,7 +18,7 @@ inline constexpr int kOctet = 8;
 inline constexpr int kWideOctets = kMaxHeadDim / kNarrowDim;
 static_assert(kNarrowDim == 32 * kOctet);
 // Blocks that a multiprocessor holds at once, at the least: a thread may have 64 registers, of wide
-// rows 128.
+// rows 128. The build fails where those are not enough.
 template <int kOctets>
 inline constexpr int kBlocksAtOnce = kOctets == 1 ? 8 : 4;
 

@@ -273,10 +273,7 @@ class Runtime final : public NcclRuntime {
 
   int version() const override { return reaper_->library().version(); }
   const std::string& gpu() const override { return gpu_; }
-  absl::StatusOr<std::string> NewId() override {
-    KVT_RETURN_IF_ERROR(CudaStatus(cudaSetDevice(device_), "cudaSetDevice"));
-    return NcclLink::NewId(reaper_->library());
-  }
+  absl::StatusOr<std::string> NewId() override { return NcclLink::NewId(reaper_->library()); }
   absl::Duration stuck() const override { return reaper_->stuck(); }
   int ending() const override { return reaper_->pending(); }
   std::unique_ptr<NcclChannel> Open(Options options) override {

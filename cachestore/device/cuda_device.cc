@@ -1,7 +1,6 @@
 #include "cachestore/device/cuda_device.h"
 
 #include <fmt/format.h>
-#include <xxhash.h>
 
 #include <algorithm>
 #include <cstring>
@@ -15,6 +14,7 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/synchronization/mutex.h"
 #include "cachestore/base/check.h"
+#include "cachestore/base/checksum.h"
 #include "cachestore/base/errors.h"
 #include "cachestore/base/status_macros.h"
 #include "cachestore/device/cuda_batch.h"
@@ -391,7 +391,7 @@ void CudaDevice::ChecksumHere(absl::Span<const ChecksumJob> jobs) {
   }
   Fetch(fetches);
   for (std::size_t i = 0; i < jobs.size(); ++i)
-    *jobs[i].checksum = XXH3_64bits(fetches[i].to, static_cast<std::size_t>(jobs[i].bytes));
+    *jobs[i].checksum = ChecksumOf(fetches[i].to, jobs[i].bytes);
 }
 
 }  // namespace

@@ -2,12 +2,12 @@
 
 #include <fmt/format.h>
 #include <sys/mman.h>
-#include <xxhash.h>
 
 #include <cerrno>
 #include <cstring>
 #include <system_error>
 
+#include "cachestore/base/checksum.h"
 #include "cachestore/base/errors.h"
 #include "kernels/host_codec.h"
 
@@ -59,8 +59,7 @@ void HostDevice::Copy(absl::Span<const Transfer> transfers) {
 }
 
 void HostDevice::Checksum(absl::Span<const ChecksumJob> jobs) {
-  for (const ChecksumJob& job : jobs)
-    *job.checksum = XXH3_64bits(job.memory, static_cast<std::size_t>(job.bytes));
+  for (const ChecksumJob& job : jobs) *job.checksum = ChecksumOf(job.memory, job.bytes);
 }
 
 void HostDevice::Largest(absl::Span<const LargestJob> jobs) {

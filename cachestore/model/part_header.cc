@@ -1,12 +1,12 @@
 #include "cachestore/model/part_header.h"
 
 #include <fmt/format.h>
-#include <xxhash.h>
 
 #include <cstring>
 #include <utility>
 #include <vector>
 
+#include "cachestore/base/checksum.h"
 #include "cachestore/base/errors.h"
 
 namespace kvtier::cachestore {
@@ -55,14 +55,10 @@ std::int64_t PartBytes(const PartLayout& layout, int heads) {
   return AlignUp(layout.header_bytes + heads * layout.slice_bytes);
 }
 
-std::uint64_t Checksum(const std::byte* bytes, std::int64_t size) {
-  return XXH3_64bits(bytes, static_cast<std::size_t>(size));
-}
-
 std::uint64_t HeaderChecksum(const std::byte* part, std::int64_t header_use) {
   std::vector<std::byte> bytes(part, part + header_use);
   std::memset(bytes.data() + offsetof(PartHeader, checksum), 0, sizeof(PartHeader::checksum));
-  return Checksum(bytes.data(), header_use);
+  return ChecksumOf(bytes.data(), header_use);
 }
 
 PartHeader HeaderOf(const std::byte* part) {
@@ -137,7 +133,7 @@ absl::Status CheckPart(absl::Span<const std::byte> part, const PartLayout& layou
   if (checksum != header.checksum) return Damaged(name, "the header", checksum, header.checksum);
   for (int i = 0; i < heads.count(); ++i) {
     const HeadEntry entry = EntryOf(part.data(), heads.first + i);
-    const std::uint64_t slice = Checksum(part.data() + layout.SliceOffset(i), layout.slice_bytes);
+    const std::uint64_t slice = ChecksumOf(part.data() + layout.SliceOffset(i), layout.slice_bytes);
     if (slice != entry.checksum)
       return Damaged(name, fmt::format("the slice of head {}", heads.first + i), slice,
                      entry.checksum);

@@ -67,8 +67,6 @@ TensorModel HeadsOf(const TensorModel& tensor, HeadRange heads);
 // Bytes of a part with the slices of some heads: all of it where they are all.
 std::int64_t PartBytes(const PartLayout& layout, int heads);
 
-std::uint64_t Checksum(const std::byte* bytes, std::int64_t size);
-
 // Of a header and the entries behind it, whatever the header's own checksum says.
 std::uint64_t HeaderChecksum(const std::byte* part, std::int64_t header_use);
 

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "cachestore/base/checksum.h"
 #include "cachestore/model/part_header.h"
 #include "kernels/host_codec.h"
 #include "tests/support/kv_data.h"
@@ -14,7 +15,7 @@ namespace kvtier::cachestore::testing {
 inline void Checksums(std::vector<std::byte>& part, const PartLayout& layout) {
   for (int head = 0; head < layout.heads; ++head) {
     HeadEntry entry = EntryOf(part.data(), head);
-    entry.checksum = Checksum(part.data() + layout.SliceOffset(head), layout.slice_bytes);
+    entry.checksum = ChecksumOf(part.data() + layout.SliceOffset(head), layout.slice_bytes);
     WriteEntry(part.data(), head, entry);
   }
   PartHeader header = HeaderOf(part.data());

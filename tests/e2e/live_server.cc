@@ -30,12 +30,12 @@ std::string Bf16Bytes(float value, std::size_t count) {
 
 }  // namespace
 
-LiveServer::LiveServer(const std::vector<std::string>& flags) {
+LiveServer::LiveServer(const std::vector<std::string>& flags, const std::string& listen) {
   const std::string ready = folder_ / "ready.json";
   const std::string device = VariableOr("TEST_DEVICE", "host");
   std::vector<std::string> command = {
       VariableOr("TEST_KVTIERD", device == "host" ? KVTIER_KVTIERD : KVTIER_GPU_KVTIERD),
-      "--listen=127.0.0.1:0",
+      "--listen=" + listen,
       "--health-listen=127.0.0.1:0",
       "--metrics-listen=127.0.0.1:0",
       "--device=" + device,

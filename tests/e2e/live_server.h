@@ -14,7 +14,8 @@ namespace kvtier::testing {
 // TEST_DEVICE names.
 class LiveServer {
  public:
-  explicit LiveServer(const std::vector<std::string>& flags = {});
+  explicit LiveServer(const std::vector<std::string>& flags = {},
+                      const std::string& listen = "127.0.0.1:0");
 
   const std::string& listen() const { return listen_; }
   const std::string& metrics() const { return metrics_; }

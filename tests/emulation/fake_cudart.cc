@@ -277,10 +277,18 @@ cudaError_t cudaGetDeviceCount(int* count) {
   *count = static_cast<int>(FromEnvironment("FAKE_CUDA_DEVICES", 1));
   return *count > 0 ? cudaSuccess : Return(cudaErrorNoDevice);
 }
+thread_local int t_device = 0;
 cudaError_t cudaSetDevice(int device) {
   KVT_ENTER("cudaSetDevice");
   const auto devices = static_cast<int>(FromEnvironment("FAKE_CUDA_DEVICES", 1));
-  return device >= 0 && device < devices ? cudaSuccess : Return(cudaErrorInvalidDevice);
+  if (device < 0 || device >= devices) return Return(cudaErrorInvalidDevice);
+  t_device = device;
+  return cudaSuccess;
+}
+cudaError_t cudaGetDevice(int* device) {
+  KVT_ENTER("cudaGetDevice");
+  *device = t_device;
+  return cudaSuccess;
 }
 cudaError_t cudaDeviceGetPCIBusId(char* id, int size, int device) {
   KVT_ENTER("cudaDeviceGetPCIBusId");

@@ -53,12 +53,12 @@ export TEST_DEVICE=cuda:0 TEST_KVTIERD=$bin/kvtierd
 {
   printf '%s, %s\n' "$gpu" "$(date -u +%F)"
   status=0
-  timeout 50 "$bin/cuda_tests" || status=1
+  timeout 60 env KVTIER_EXHAUSTIVE=1 "$bin/cuda_tests" || status=1
   # As many tests at a time as there are cores, to 8: each has a context of its own on the GPU.
   shards=$((jobs < 8 ? jobs : 8))
   pids=()
   for ((shard = 0; shard < shards; ++shard)); do
-    GTEST_TOTAL_SHARDS=$shards GTEST_SHARD_INDEX=$shard timeout 100 "$bin/cachestore_tests" --gtest_brief=1 \
+    GTEST_TOTAL_SHARDS=$shards GTEST_SHARD_INDEX=$shard timeout 90 "$bin/cachestore_tests" --gtest_brief=1 \
       >"$results/store-$shard.txt" 2>&1 &
     pids+=($!)
   done

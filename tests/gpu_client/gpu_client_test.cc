@@ -7,213 +7,19 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <array>
 #include <chrono>
+#include <csignal>
 #include <cstring>
 #include <numeric>
-#include <optional>
 #include <thread>
 
 #include "client/error_reason.h"
-#include "tests/e2e/live_server.h"
-#include "tests/support/scrape.h"
-#include "tests/support/seed.h"
-#include "tests/support/status_matchers.h"
-#include "tests/support/variable.h"
+#include "tests/gpu_client/gpu_transfers.h"
 
 namespace kvtier::testing {
 namespace {
 
-using client::GpuClient;
-using client::GpuOptions;
 using ::testing::HasSubstr;
-
-constexpr int kLayers = 2;
-constexpr int kHeads = 2;
-constexpr int kDim = 64;
-constexpr std::int64_t kRow = kDim * 2;  // bytes of a head's token, in bf16
-constexpr std::int64_t kTokenBytes = kHeads * kRow;
-
-// Memory of the worker's GPU, by way of pinned host memory.
-class GpuBytes {
- public:
-  explicit GpuBytes(std::size_t bytes)
-      : size_(bytes),
-        gpu_(client::AllocateOnGpu(static_cast<std::int64_t>(bytes)).value()),
-        host_(client::AllocatePinned(static_cast<std::int64_t>(bytes)).value()) {
-    Set(std::string(bytes, '\x5a'));
-  }
-  void Set(const std::string& bytes) {
-    std::memcpy(host_.get(), bytes.data(), size_);
-    Copy(gpu_.get(), host_.get(), cudaMemcpyHostToDevice);
-  }
-  std::string Get() const {
-    Copy(host_.get(), gpu_.get(), cudaMemcpyDeviceToHost);
-    return {reinterpret_cast<const char*>(host_.get()), size_};
-  }
-  std::byte* data() const { return gpu_.get(); }
-  transport::DevicePiece piece() const { return {data(), static_cast<std::int64_t>(size_)}; }
-
- private:
-  void Copy(std::byte* to, const std::byte* from, cudaMemcpyKind kind) const {
-    const client::GpuStream stream = client::MakeGpuStream().value();
-    EXPECT_EQ(cudaMemcpyAsync(to, from, size_, kind, stream.get()), cudaSuccess);
-    EXPECT_EQ(cudaStreamSynchronize(stream.get()), cudaSuccess);
-  }
-
-  std::size_t size_;
-  client::GpuMemory gpu_;
-  client::PinnedMemory host_;
-};
-
-// Finite bf16 values of all sizes below 2.
-std::string RandomRows(Random& random, std::int64_t tokens) {
-  std::string bytes(static_cast<std::size_t>(tokens * kTokenBytes), '\0');
-  for (std::size_t i = 0; i < bytes.size(); i += 2) {
-    const auto bits = static_cast<std::uint16_t>(random.Between(0, 0xffff) & 0xbfff);
-    std::memcpy(bytes.data() + i, &bits, sizeof(bits));
-  }
-  return bytes;
-}
-
-using Rows = std::vector<std::string>;  // K, V of layer 0, of layer 1
-
-v1::ReadRequest RequestFor(const std::string& sequence) {
-  v1::ReadRequest request;
-  request.add_sequences()->set_sequence(sequence);
-  return request;
-}
-
-class GpuTransfers : public ::testing::Test {
- protected:
-  // With a GPU that isn't the server's, as the substitutes see it.
-  void Start(const std::vector<std::string>& flags = {}, const std::string& device = "cuda:0") {
-    std::vector<std::string> all = {"--memory=128MiB", "--nccl-library=" KVTIER_NCCL,
-                                    "--nccl-memory=1MiB"};
-    all.insert(all.end(), flags.begin(), flags.end());
-    {
-      const Variable of_server("TEST_DEVICE", device);
-      server_.emplace(all);
-    }
-    host_.emplace("NCCL_HOSTID", "worker");
-    client_ = server_->Connect({.transport = client::Transport::kInline});
-    gpu_ = Make({});
-    ASSERT_NE(gpu_, nullptr);
-  }
-  std::unique_ptr<GpuClient> Make(GpuOptions options) {
-    options.nccl_library = KVTIER_NCCL;
-    options.deadline = absl::Seconds(5);
-    options.tell = [this](const std::string& said) { said_ += said + "\n"; };
-    auto made = GpuClient::Make(*client_, options);
-    EXPECT_THAT(made, IsOk());
-    return made.ok() ? *std::move(made) : nullptr;
-  }
-
-  std::string Register(const std::string& format) {
-    const auto registered = client_->RegisterModel(SmallModel(format, kLayers));
-    EXPECT_THAT(registered, IsOk());
-    return registered.ok() ? registered->model_id() : "";
-  }
-
-  Rows RandomData(std::int64_t tokens) {
-    Rows rows(2 * kLayers);
-    for (std::string& each : rows) each = RandomRows(random_, tokens);
-    return rows;
-  }
-
-  // NHD, `step` tokens a chunk.
-  static absl::Status Append(GpuClient& gpu, const std::string& model, const std::string& sequence,
-                             const Rows& rows, std::int64_t step = 500) {
-    client::AppendOptions options;
-    options.open.set_sequence(sequence);
-    options.open.set_model_id(model);
-    auto stream = gpu.OpenAppend(options);
-    if (!stream.ok()) return stream.status();
-    std::vector<GpuBytes> memory;
-    for (const std::string& each : rows) memory.emplace_back(each.size()).Set(each);
-    const client::GpuStream computes = client::MakeGpuStream().value();
-    const auto tokens = static_cast<std::int64_t>(rows[0].size()) / kTokenBytes;
-    for (std::int64_t first = 0; first < tokens; first += step) {
-      const std::int64_t count = std::min(step, tokens - first);
-      for (std::uint32_t layer = 0; layer < kLayers; ++layer) {
-        client::GpuChunk chunk;
-        chunk.place.set_first_layer(layer);
-        chunk.place.set_first_token(static_cast<std::uint64_t>(first));
-        chunk.place.set_num_tokens(static_cast<std::uint32_t>(count));
-        chunk.k = {memory[2 * layer].data() + first * kTokenBytes, count * kTokenBytes};
-        chunk.v = {memory[2 * layer + 1].data() + first * kTokenBytes, count * kTokenBytes};
-        const absl::Status sent = (*stream)->Send(chunk, computes.get());
-        if (!sent.ok()) return sent;
-      }
-    }
-    return (*stream)->Finish().status();
-  }
-
-  static std::size_t RowBytes(const v1::SequenceManifest& sequence) {
-    return sequence.layers(0).dtype() == v1::DTYPE_FP8_E4M3 ? kDim : kDim * 2;
-  }
-
-  // As ReadInto puts them together.
-  static absl::StatusOr<Rows> ReadOnHost(client::Client& client, const v1::ReadRequest& request) {
-    Rows out;
-    const auto read =
-        client.ReadInto(request,
-                        [&](const v1::SequenceManifest& sequence)
-                            -> absl::StatusOr<std::vector<client::LayerTarget>> {
-                          std::vector<client::LayerTarget> targets;
-                          out.assign(2 * kLayers, std::string(sequence.num_tokens() *
-                                                                  sequence.layers(0).num_heads() *
-                                                                  RowBytes(sequence),
-                                                              '\0'));
-                          for (std::size_t i = 0; i < out.size(); i += 2) {
-                            targets.push_back({.k = std::as_writable_bytes(std::span(out[i])),
-                                               .v = std::as_writable_bytes(std::span(out[i + 1]))});
-                          }
-                          return targets;
-                        });
-    if (!read.ok()) return read.status();
-    return out;
-  }
-  static absl::StatusOr<Rows> ReadOnGpu(GpuClient& gpu, const v1::ReadRequest& request) {
-    std::vector<GpuBytes> memory;
-    const auto read =
-        gpu.Read(request,
-                 [&](const v1::SequenceManifest& sequence)
-                     -> absl::StatusOr<std::vector<client::GpuLayerTarget>> {
-                   memory.clear();
-                   std::vector<client::GpuLayerTarget> targets;
-                   for (int i = 0; i < 2 * kLayers; ++i) {
-                     memory.emplace_back(sequence.num_tokens() * sequence.layers(0).num_heads() *
-                                         RowBytes(sequence));
-                   }
-                   for (std::size_t i = 0; i < memory.size(); i += 2) {
-                     targets.push_back(
-                         {.k = {.data = memory[i].data()}, .v = {.data = memory[i + 1].data()}});
-                   }
-                   return targets;
-                 });
-    if (!read.ok()) return read.status();
-    Rows out;
-    for (const GpuBytes& each : memory) out.push_back(each.Get());
-    return out;
-  }
-  // Waits until so many are open at the server; how many are.
-  int WaitForTransports(int wanted) {
-    int open = -1;
-    for (int look = 0; look < 100 && open != wanted; ++look) {
-      if (look > 0) std::this_thread::sleep_for(std::chrono::milliseconds(100));
-      open = static_cast<int>(Series(Scrape(server_->metrics()))["kvtier_transports"]);
-    }
-    return open;
-  }
-
-  SeededRandom random_;
-  std::string said_;
-  std::optional<LiveServer> server_;
-  std::optional<Variable> host_;
-  std::unique_ptr<client::Client> client_;
-  std::unique_ptr<GpuClient> gpu_;  // goes first
-};
 
 TEST_F(GpuTransfers, EveryFormatLayoutAndBlockSizeGivesWhatMessagesGive) {
   Start();
@@ -340,6 +146,123 @@ TEST_F(GpuTransfers, WhatIsStillAppendedIsFollowed) {
               HasSubstr("follow is set and num_tokens is 0"));
 }
 
+// The server's kernels read what the worker's stream writes before the append, however late that
+// is.
+TEST_F(GpuTransfers, AnAppendWaitsForWhatComputesItsValues) {
+  Start();
+  const std::string model = Register("auto");
+  const Rows data = RandomData(200);
+  client::AppendOptions options;
+  options.open.set_sequence("s");
+  options.open.set_model_id(model);
+  const auto append = gpu_->OpenAppend(options).value();
+  const client::GpuStream computes = client::MakeGpuStream().value();
+  const GpuBytes scratch(32 << 20);
+  std::vector<GpuBytes> late;  // 0x5a until they are copied
+  std::vector<client::PinnedMemory> values;
+  for (const std::string& rows : data) {
+    late.emplace_back(rows.size());
+    values.push_back(client::AllocatePinned(static_cast<std::int64_t>(rows.size())).value());
+    std::memcpy(values.back().get(), rows.data(), rows.size());
+  }
+  for (int i = 0; i < (KVTIER_EMULATED ? 20 : 2000); ++i)
+    ASSERT_EQ(cudaMemsetAsync(scratch.data(), i, 32 << 20, computes.get()), cudaSuccess);
+  for (std::size_t i = 0; i < data.size(); ++i) {
+    ASSERT_EQ(cudaMemcpyAsync(late[i].data(), values[i].get(), data[i].size(),
+                              cudaMemcpyHostToDevice, computes.get()),
+              cudaSuccess);
+  }
+  for (std::uint32_t layer = 0; layer < kLayers; ++layer) {
+    client::GpuChunk chunk;
+    chunk.place.set_first_layer(layer);
+    chunk.place.set_num_tokens(200);
+    chunk.k = late[2 * layer].piece();
+    chunk.v = late[2 * layer + 1].piece();
+    ASSERT_THAT(append->Send(chunk, computes.get()), IsOk());
+  }
+  EXPECT_EQ(cudaStreamQuery(computes.get()), cudaErrorNotReady) << "too early to show anything";
+  ASSERT_THAT(append->Finish(), IsOk());
+  EXPECT_TRUE(ReadOnGpu(*gpu_, RequestFor("s")).value() == data);
+}
+
+// Of prefill and decode workers that are cut in other ways.
+TEST_F(GpuTransfers, HeadsAreAppendedAndReadByRange) {
+  Start();
+  const std::string model = Register("auto");
+  const std::string rows = RandomRows(random_, 300);
+  std::string of_head[kHeads];
+  for (std::size_t at = 0; at < rows.size(); at += kRow)
+    of_head[at / kRow % kHeads] += rows.substr(at, kRow);
+  for (const std::uint32_t head : {0u, 1u}) {
+    client::AppendOptions options;
+    options.open.set_sequence("s");
+    options.open.set_model_id(model);
+    options.open.set_first_head(head);
+    options.open.set_num_heads(1);
+    const auto append = gpu_->OpenAppend(options).value();
+    GpuBytes memory(of_head[head].size());
+    memory.Set(of_head[head]);
+    for (std::uint32_t layer = 0; layer < kLayers; ++layer) {
+      client::GpuChunk chunk;
+      chunk.place.set_first_layer(layer);
+      chunk.place.set_num_tokens(300);
+      chunk.k = chunk.v = memory.piece();
+      ASSERT_THAT(append->Send(chunk, nullptr), IsOk());
+    }
+    ASSERT_THAT(append->Finish(), IsOk());
+  }
+  EXPECT_EQ(ReadOnGpu(*gpu_, RequestFor("s")).value(), Rows(2 * kLayers, rows));
+  v1::ReadRequest half = RequestFor("s");
+  half.set_first_head(1);
+  half.set_num_heads(1);
+  EXPECT_EQ(ReadOnGpu(*gpu_, half).value(), Rows(2 * kLayers, of_head[1]));
+}
+
+TEST_F(GpuTransfers, AReadWhoseLeaseEndsMeanwhileFails) {
+  Start();
+  ASSERT_THAT(Append(*gpu_, Register("auto"), "s", RandomData(3000)), IsOk());
+  v1::AcquireRequest acquire;
+  acquire.set_sequence("s");
+  acquire.set_duration_ms(200);
+  const auto lease = client_->Acquire(acquire).value();
+  v1::ReadRequest request;
+  request.add_sequences()->set_lease_id(lease.lease_id());
+  const GpuBytes memory(3000 * kTokenBytes);
+  const auto read = gpu_->Read(request, [&](const v1::SequenceManifest&) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(500));
+    const client::GpuTensor all{.data = memory.data()};
+    return std::vector<client::GpuLayerTarget>(kLayers, {.k = all, .v = all});
+  });
+  EXPECT_EQ(client::ErrorReason(read.status()), "LEASE_ENDED") << read.status();
+}
+
+TEST_F(GpuTransfers, AServerThatRestartsIsFoundAgain) {
+  Start();
+  const std::string model = Register("auto");
+  const Rows data = RandomData(300);
+  ASSERT_THAT(Append(*gpu_, model, "s", data), IsOk());
+  ASSERT_THAT(ReadOnGpu(*gpu_, RequestFor("s")), IsOk());
+  const std::string address = server_->listen();
+  server_->process().Signal(SIGKILL);
+  server_->process().Wait(10);
+  host_.reset();
+  {
+    const Variable of_server("TEST_DEVICE", "cuda:0");
+    server_.emplace(std::vector<std::string>{"--nccl-library=" KVTIER_NCCL, "--nccl-memory=1MiB"},
+                    address);
+  }
+  host_.emplace("NCCL_HOSTID", "worker");
+  absl::Status appended;
+  for (int tries = 0; tries < 100; ++tries) {
+    appended = Append(*gpu_, model, "s", data);
+    if (appended.ok()) break;
+    std::this_thread::sleep_for(std::chrono::milliseconds(50));
+  }
+  EXPECT_THAT(appended, IsOk());
+  EXPECT_TRUE(ReadOnGpu(*gpu_, RequestFor("s")).value() == data);
+  EXPECT_EQ(gpu_->transport(), "nccl");
+}
+
 TEST_F(GpuTransfers, WhatIsRefusedCostsNobodyElse) {
   Start();
   const std::string model = Register("int8_per_token_head");
@@ -355,8 +278,9 @@ TEST_F(GpuTransfers, WhatIsRefusedCostsNobodyElse) {
   EXPECT_THAT(ReadOnGpu(*gpu_, RequestFor("good")), IsOk());
 }
 
-TEST_F(GpuTransfers, AReadThatIsBrokenOffTakesItsTransportAlong) {
+TEST_F(GpuTransfers, AReadThatIsBrokenOffTakesItsTransportAlongAndNothingElse) {
   Start();
+  const std::int64_t free = server_->FreeBytes();
   const Rows data = RandomData(3000);
   ASSERT_THAT(Append(*gpu_, Register("auto"), "s", data), IsOk());
   const auto broken = gpu_->Read(
@@ -365,6 +289,10 @@ TEST_F(GpuTransfers, AReadThatIsBrokenOffTakesItsTransportAlong) {
   const auto again = ReadOnGpu(*gpu_, RequestFor("s"));
   ASSERT_THAT(again, IsOk());
   EXPECT_TRUE(*again == data);
+  v1::RemoveRequest remove;
+  remove.set_sequence("s");
+  EXPECT_THAT(client_->Remove(remove), IsOk());
+  EXPECT_EQ(server_->WaitForFreeBytes(free), free);
 }
 
 TEST_F(GpuTransfers, OneThatNobodyUsesIsClosedAndOpenedAgain) {
@@ -415,6 +343,19 @@ TEST_F(GpuTransfers, TheServersOwnGpuIsRefused) {
 }
 
 #if KVTIER_EMULATED
+TEST_F(GpuTransfers, TheCallersDeviceStaysAsItWas) {
+  Start();
+  const Variable two("FAKE_CUDA_DEVICES", "2");
+  const std::string model = Register("auto");
+  int device = -1;
+  ASSERT_EQ(cudaSetDevice(1), cudaSuccess);
+  EXPECT_THAT(Append(*gpu_, model, "s", RandomData(10)), IsOk());
+  EXPECT_THAT(ReadOnGpu(*gpu_, RequestFor("s")), IsOk());
+  ASSERT_EQ(cudaGetDevice(&device), cudaSuccess);
+  EXPECT_EQ(device, 1);
+  ASSERT_EQ(cudaSetDevice(0), cudaSuccess);
+}
+
 TEST_F(GpuTransfers, AnotherVersionIsRefusedBeforeAnythingIsBegun) {
   {
     const Variable version("FAKE_NCCL_VERSION", "22703");

@@ -18,6 +18,7 @@
 #include "client/grpc_status.h"
 #include "tests/e2e/live_server.h"
 #include "tests/gpu_client/worker.h"
+#include "tests/support/scrape.h"
 #include "tests/support/status_matchers.h"
 #include "tests/support/variable.h"
 
@@ -153,6 +154,12 @@ class NcclBadInput : public ::testing::Test {
               cudaSuccess);
     EXPECT_THAT(client::Drain(stream, event, absl::Seconds(5)), IsOk());
     return std::string(reinterpret_cast<const char*>(host.get()), static_cast<std::size_t>(bytes));
+  }
+
+  // That the server has served.
+  int Reads() {
+    return static_cast<int>(
+        Series(Scrape(server_->metrics()))["kvtier_read_duration_seconds_count"]);
   }
 
   std::optional<LiveServer> server_;
@@ -303,6 +310,18 @@ TEST_F(NcclBadInput, AWorkerThatDiesLeavesNothing) {
   EXPECT_THAT((*stream)->Send(SmallChunk(0, from, 64)), IsOk());
   EXPECT_THAT((*stream)->Finish(), IsOk());
   EXPECT_LT(std::chrono::steady_clock::now() - began, std::chrono::seconds(3));
+}
+
+TEST_F(NcclBadInput, AReaderThatDiesAmidItsTransfersLeavesNothing) {
+  const auto reader = std::make_unique<Process>(
+      std::vector<std::string>{"/proc/self/exe", kWorkerArgument, server_->listen(), ""});
+  for (int look = 0; look < 1000 && Reads() < 20 && reader->running(); ++look)
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  EXPECT_GE(Reads(), 20) << reader->Output();
+  reader->Signal(SIGKILL);
+  v1::ReadRequest request;
+  request.add_sequences()->set_sequence("held");
+  EXPECT_THAT(Read(request), IsOk());
 }
 
 // Parts and rows of codes, as in messages.

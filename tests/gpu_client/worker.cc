@@ -15,6 +15,18 @@ int RunWorker(const std::string& address, const std::string& model_id) {
                                                      .nccl_library = KVTIER_NCCL,
                                                      .tell = {}})
                        .value();
+  if (model_id.empty()) {
+    v1::ReadRequest request;
+    request.add_sequences()->set_sequence("held");
+    const client::GpuMemory memory = client::AllocateOnGpu(1 << 20).value();
+    while (true) {
+      const auto read = gpu->Read(request, [&](const v1::SequenceManifest&) {
+        const client::GpuTensor all{.data = memory.get()};
+        return std::vector<client::GpuLayerTarget>(2, {.k = all, .v = all});
+      });
+      if (!read.ok()) return 4;
+    }
+  }
   client::AppendOptions options;
   options.open.set_sequence("s");
   options.open.set_model_id(model_id);
