@@ -153,6 +153,7 @@ Plain MeasurePlain(const Options& options, NcclRuntime& nccl, const std::string&
   std::vector<std::string> command = {self, "--peer=" + file, "--nccl=" + options.nccl,
                                       fmt::format("--server-device={}", options.server_device)};
   std::vector<char*> argv;
+  argv.reserve(command.size() + 1);
   for (std::string& argument : command) argv.push_back(argument.data());
   argv.push_back(nullptr);
   pid_t peer = 0;
@@ -251,6 +252,7 @@ class Worker {
     const auto start = Clock::now();
     const auto read = gpu_.Read(request, [&](const v1::SequenceManifest&) {
       std::vector<client::GpuLayerTarget> targets;
+      targets.reserve(static_cast<std::size_t>(options_.layers));
       for (int layer = 0; layer < options_.layers; ++layer)
         targets.push_back({.k = {.data = At(layer, 0)}, .v = {.data = At(layer, 1)}});
       return targets;
@@ -317,6 +319,54 @@ Death MeasureDeath(std::optional<ServerProcess>& server, Worker& worker, const N
   return {ms(noticed), ms(ended)};
 }
 
+struct Result {
+  std::string gpu;
+  int nccl = 0;
+  bool one_gpu = false;
+  Plain plain;
+  double copy = 0;  // GB/s
+  Death death;
+  std::vector<Row> rows;
+};
+
+nlohmann::ordered_json JsonOf(const Result& of) {
+  nlohmann::ordered_json json = {{"gpu", of.gpu},
+                                 {"commit", kRevision},
+                                 {"nccl", of.nccl},
+                                 {"one_gpu", of.one_gpu},
+                                 {"plain_gb_per_s", of.plain.gb_per_s},
+                                 {"copy_gb_per_s", of.copy},
+                                 {"communicator_mib", of.plain.communicator_mib},
+                                 {"death_noticed_ms", of.death.noticed_ms},
+                                 {"death_ended_ms", of.death.ended_ms}};
+  for (const Row& row : of.rows) {
+    json["rows"].push_back({{"format", row.format},
+                            {"append_gb_per_s", row.append},
+                            {"append_over_plain", row.append / of.plain.gb_per_s},
+                            {"read_gb_per_s", row.read},
+                            {"read_over_plain", row.read / of.plain.gb_per_s}});
+  }
+  return json;
+}
+
+void PrintTable(const Result& of) {
+  fmt::print("{}, NCCL {}, {}, commit {}\n", of.gpu, of.nccl,
+             of.one_gpu ? "both ends on one GPU" : "two GPUs", kRevision);
+  fmt::print(
+      "a plain channel moves {:.2f} GB/s; the device copies {:.2f} GB/s; a communicator takes "
+      "{:.0f} "
+      "MiB;\na server that dies is noticed after {:.0f} ms, and nothing is left after {:.0f} "
+      "ms\n\n",
+      of.plain.gb_per_s, of.copy, of.plain.communicator_mib, of.death.noticed_ms,
+      of.death.ended_ms);
+  fmt::print("{:<24} {:>12} {:>8} {:>12} {:>8}\n", "format, from bf16", "append GB/s", "/ plain",
+             "read GB/s", "/ plain");
+  for (const Row& row : of.rows) {
+    fmt::print("{:<24} {:>12.2f} {:>8.2f} {:>12.2f} {:>8.2f}\n", row.format, row.append,
+               row.append / of.plain.gb_per_s, row.read, row.read / of.plain.gb_per_s);
+  }
+}
+
 int Run(const Options& options, const std::string& self) {
   std::vector<std::string> command = {options.kvtierd,
                                       "--listen=127.0.0.1:0",
@@ -352,42 +402,20 @@ int Run(const Options& options, const std::string& self) {
     rows.push_back(Measure(options, worker, format));
   }
   const Death death = MeasureDeath(server, worker, *nccl);
-  nlohmann::ordered_json json = {{"gpu", properties.name},
-                                 {"commit", kRevision},
-                                 {"nccl", nccl->version()},
-                                 {"one_gpu", options.device == options.server_device},
-                                 {"plain_gb_per_s", plain.gb_per_s},
-                                 {"copy_gb_per_s", copy},
-                                 {"communicator_mib", plain.communicator_mib},
-                                 {"death_noticed_ms", death.noticed_ms},
-                                 {"death_ended_ms", death.ended_ms}};
-  for (const Row& row : rows) {
-    json["rows"].push_back({{"format", row.format},
-                            {"append_gb_per_s", row.append},
-                            {"append_over_plain", row.append / plain.gb_per_s},
-                            {"read_gb_per_s", row.read},
-                            {"read_over_plain", row.read / plain.gb_per_s}});
-  }
+  const Result result{.gpu = properties.name,
+                      .nccl = nccl->version(),
+                      .one_gpu = options.device == options.server_device,
+                      .plain = plain,
+                      .copy = copy,
+                      .death = death,
+                      .rows = rows};
+  const nlohmann::ordered_json json = JsonOf(result);
   if (!options.json_file.empty()) std::ofstream(options.json_file) << json.dump(2) << '\n';
   if (options.json) {
     std::cout << json.dump(2) << '\n';
     return 0;
   }
-  fmt::print("{}, NCCL {}, {}, commit {}\n", properties.name, nccl->version(),
-             options.device == options.server_device ? "both ends on one GPU" : "two GPUs",
-             kRevision);
-  fmt::print(
-      "a plain channel moves {:.2f} GB/s; the device copies {:.2f} GB/s; a communicator takes "
-      "{:.0f} "
-      "MiB;\na server that dies is noticed after {:.0f} ms, and nothing is left after {:.0f} "
-      "ms\n\n",
-      plain.gb_per_s, copy, plain.communicator_mib, death.noticed_ms, death.ended_ms);
-  fmt::print("{:<24} {:>12} {:>8} {:>12} {:>8}\n", "format, from bf16", "append GB/s", "/ plain",
-             "read GB/s", "/ plain");
-  for (const Row& row : rows) {
-    fmt::print("{:<24} {:>12.2f} {:>8.2f} {:>12.2f} {:>8.2f}\n", row.format, row.append,
-               row.append / plain.gb_per_s, row.read, row.read / plain.gb_per_s);
-  }
+  PrintTable(result);
   return 0;
 }
 

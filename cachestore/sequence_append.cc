@@ -25,60 +25,69 @@ bool AdvanceAlike(const std::vector<HeadAdvance>& heads) {
   return !heads.empty();
 }
 
+// What is new of one K or V of a layer.
+struct NewValues {
+  const LayerTensor& tensor;
+  const Chunk& chunk;
+  const Chunk::Layer& from;
+  const std::vector<HeadAdvance>& heads;
+  Device& device;
+
+  const SourceTensor& source() const { return tensor.side() == Side::kK ? from.k : from.v; }
+};
+
 // Looks at values where they are, on a device. False where they must be looked at here: where not
 // all can be stored, or they are quantized already. `seen`: by head.
-absl::StatusOr<bool> CheckOnDevice(const TensorModel& tensor, const Chunk& chunk,
-                                   const SourceTensor& source,
-                                   const std::vector<HeadAdvance>& heads, Device& device,
-                                   std::vector<Seen>& seen) {
+absl::StatusOr<bool> CheckOnDevice(const NewValues& values, std::vector<Seen>& seen) {
+  const TensorModel& tensor = values.tensor.model();
+  const SourceTensor& source = values.source();
   if (!source.stored.parts.empty() || kernels::IsFp8(tensor.source) ||
       kernels::IsBlocks(tensor.source))
     return false;
   std::vector<LargestJob> jobs;
-  for (std::size_t i = 0; i < heads.size(); ++i) {
-    const HeadAdvance& head = heads[i];
+  for (std::size_t i = 0; i < values.heads.size(); ++i) {
+    const HeadAdvance& head = values.heads[i];
     seen[i].tokens = head.to - head.from;
-    jobs.push_back({source.RowsOf(head.shard_head, head.from - chunk.first_token), tensor.dim(),
-                    seen[i].tokens, &seen[i].largest});
+    jobs.push_back({source.RowsOf(head.shard_head, head.from - values.chunk.first_token),
+                    tensor.dim(), seen[i].tokens, &seen[i].largest});
   }
-  device.Largest(jobs);
-  KVT_RETURN_IF_ERROR(device.Health());
-  const float limit = LimitOf(tensor, chunk.saturate_non_finite);
+  values.device.Largest(jobs);
+  KVT_RETURN_IF_ERROR(values.device.Health());
+  const float limit = LimitOf(tensor, values.chunk.saturate_non_finite);
   const bool fit = std::all_of(seen.begin(), seen.end(),
                                [limit](const Seen& head) { return head.largest <= limit; });
   if (!fit) std::fill(seen.begin(), seen.end(), Seen{});
   return fit;
 }
 
-// All that `source` has of a chunk, copied to here.
-SourceTensor FetchSource(const SourceTensor& source, const TensorModel& tensor, int heads,
-                         std::int64_t tokens, Device& device, std::vector<std::byte>& memory) {
-  if (heads == 0 || tokens == 0) return source;
+// All of the chunk's rows, copied from the device to here.
+SourceTensor FetchSource(const NewValues& values, std::vector<std::byte>& memory) {
+  const SourceTensor& source = values.source();
+  const int heads = values.heads.back().shard_head + 1;
+  const std::int64_t tokens = values.chunk.tokens - (source.stored.end - source.stored.begin);
+  if (tokens == 0) return source;
   const std::int64_t elements = (heads - 1) * source.head_stride +
                                 (tokens - 1) * source.token_stride +
-                                kernels::RowElements(source.type, tensor.dim());
+                                kernels::RowElements(source.type, values.tensor.model().dim());
   memory.resize(static_cast<std::size_t>(elements * kernels::ElementBytes(source.type)));
   const Transfer fetch{memory.data(), source.data, static_cast<std::int64_t>(memory.size())};
-  device.Fetch({&fetch, 1});
+  values.device.Fetch({&fetch, 1});
   SourceTensor here = source;
   here.data = memory.data();
   return here;
 }
 
-// Checks what is new of one K or V of a layer: values as values, codes as codes. `seen`: by head.
-absl::Status CheckTensor(const LayerTensor& tensor, const Chunk& chunk, const Chunk::Layer& from,
-                         const std::vector<HeadAdvance>& heads, Device& device,
-                         std::vector<Seen>& seen) {
-  SourceTensor source = tensor.side() == Side::kK ? from.k : from.v;
+// Checks values as values, codes as codes. `seen`: by head.
+absl::Status CheckTensor(const NewValues& values, std::vector<Seen>& seen) {
+  const auto& [tensor, chunk, from, heads, device] = values;
+  SourceTensor source = values.source();
   seen.resize(heads.size());
   if (tensor.model().dim() == 0) return absl::OkStatus();
   std::vector<std::byte> fetched;
   if (chunk.on_device) {
-    KVT_ASSIGN_OR_RETURN(const bool done,
-                         CheckOnDevice(tensor.model(), chunk, source, heads, device, seen));
+    KVT_ASSIGN_OR_RETURN(const bool done, CheckOnDevice(values, seen));
     if (done) return absl::OkStatus();
-    source = FetchSource(source, tensor.model(), heads.back().shard_head + 1,
-                         chunk.tokens - (source.stored.end - source.stored.begin), device, fetched);
+    source = FetchSource(values, fetched);
     KVT_RETURN_IF_ERROR(device.Health());
   }
   const auto range_of = [&](const HeadAdvance& head) {
@@ -145,8 +154,8 @@ absl::StatusOr<std::vector<Sequence::PlannedLayer>> Sequence::PlanChunk(const Wr
     }
     if (plan.heads.empty()) continue;
     std::vector<Seen> k, v;
-    KVT_RETURN_IF_ERROR(CheckTensor(plan.layer->k, chunk, source, plan.heads, home_.device, k));
-    KVT_RETURN_IF_ERROR(CheckTensor(plan.layer->v, chunk, source, plan.heads, home_.device, v));
+    KVT_RETURN_IF_ERROR(CheckTensor({plan.layer->k, chunk, source, plan.heads, home_.device}, k));
+    KVT_RETURN_IF_ERROR(CheckTensor({plan.layer->v, chunk, source, plan.heads, home_.device}, v));
     const bool has_v = plan.layer->v.model().dim() > 0;
     for (std::size_t i = 0; i < plan.heads.size(); ++i) {
       const std::int64_t tokens = has_v ? std::min(k[i].tokens, v[i].tokens) : k[i].tokens;

@@ -283,6 +283,7 @@ absl::StatusOr<ReadResult> Client::ReadViews(const v1::ReadRequest& request,
       KVT_ASSIGN_OR_RETURN(pool, impl_->transport().Pool(impl_->stub(), 0));
     }
     absl::StatusOr<ReadResult> result = ReadOnce(request, handlers, transfer, pool);
+    if (result.ok()) impl_->SawBoot(result->manifest.boot_id());
     if (again || pool == nullptr || ErrorReason(result.status()) != kUnknownTransport)
       return result;
     impl_->transport().Forget(pool);  // the server restarted
@@ -326,7 +327,6 @@ absl::StatusOr<ReadResult> Client::ReadOnce(const v1::ReadRequest& request,
       begun = true;
       KVT_RETURN_IF_ERROR(check.Begin(message.manifest(), request.sequences_size(), kind));
       result.manifest = message.manifest();
-      impl_->SawBoot(message.manifest().boot_id());
       if (decoder) {
         KVT_ASSIGN_OR_RETURN(result.manifest, decoder->Begin(message.manifest()));
       }

@@ -93,8 +93,8 @@ class Targets {
 
   static absl::Status Copy(const Found& found, const std::byte* k, const std::byte* v,
                            const GpuStream& stream) {
-    KVT_RETURN_IF_ERROR(Scatter(k, found.first, found.count, found.k, found.target->k, stream));
-    return Scatter(v, found.first, found.count, found.v, found.target->v, stream);
+    KVT_RETURN_IF_ERROR(Scatter({k, found.first, found.count}, found.k, found.target->k, stream));
+    return Scatter({v, found.first, found.count}, found.v, found.target->v, stream);
   }
 
  private:

@@ -21,14 +21,14 @@ absl::Status Copy(std::byte* to, const std::byte* from, std::uint64_t bytes,
 
 // Blocks of a table: a chunk has whole ones, but for the read's last, which is packed as short as
 // its tokens.
-absl::Status ScatterBlocks(const std::byte* chunk, std::uint64_t first, std::uint64_t count,
-                           const ReadGeometry& geometry, const GpuTensor& to,
+absl::Status ScatterBlocks(const GpuRows& rows, const ReadGeometry& geometry, const GpuTensor& to,
                            const GpuStream& stream) {
   const std::uint64_t row = geometry.vector_bytes, block = geometry.block_tokens;
-  for (std::uint64_t token = first; token < first + count;) {
+  const std::uint64_t end = rows.first + rows.count;
+  for (std::uint64_t token = rows.first; token < end;) {
     const std::uint64_t in_block = token % block;
-    const std::uint64_t tokens = std::min(block - in_block, first + count - token);
-    const std::byte* from = chunk + (token - first) * geometry.heads * row;
+    const std::uint64_t tokens = std::min(block - in_block, end - token);
+    const std::byte* from = rows.data + (token - rows.first) * geometry.heads * row;
     std::byte* at =
         to.data + static_cast<std::int64_t>(to.block_ids[token / block]) * to.block_stride;
     if (geometry.layout == v1::LAYOUT_HND && tokens < block) {
@@ -111,12 +111,12 @@ absl::Status Drain(const GpuStream& stream, const GpuEvent& event, absl::Duratio
   }
 }
 
-absl::Status Scatter(const std::byte* chunk, std::uint64_t first, std::uint64_t count,
-                     const ReadGeometry& geometry, const GpuTensor& to, const GpuStream& stream) {
+absl::Status Scatter(const GpuRows& rows, const ReadGeometry& geometry, const GpuTensor& to,
+                     const GpuStream& stream) {
   if (geometry.heads * geometry.vector_bytes == 0) return absl::OkStatus();
-  if (!to.block_ids.empty()) return ScatterBlocks(chunk, first, count, geometry, to, stream);
-  return ForEachRun(geometry, first, count, [&](const ByteRun& run) {
-    return Copy(to.data + run.layer_offset, chunk + run.chunk_offset, run.size, stream);
+  if (!to.block_ids.empty()) return ScatterBlocks(rows, geometry, to, stream);
+  return ForEachRun(geometry, rows.first, rows.count, [&](const ByteRun& run) {
+    return Copy(to.data + run.layer_offset, rows.data + run.chunk_offset, run.size, stream);
   });
 }
 

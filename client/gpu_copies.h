@@ -63,9 +63,14 @@ struct GpuTensor {
   std::int64_t block_stride = 0;  // bytes
 };
 
-// Puts on the stream what takes one chunk's K or V, `count` tokens from `first` (of the layer's)
-// on, from where they lie together to where they go.
-absl::Status Scatter(const std::byte* chunk, std::uint64_t first, std::uint64_t count,
-                     const ReadGeometry& geometry, const GpuTensor& to, const GpuStream& stream);
+// K or V of one chunk: `count` tokens from `first` (of the layer's, or, of blocks, the read's) on.
+struct GpuRows {
+  const std::byte* data = nullptr;
+  std::uint64_t first = 0;
+  std::uint64_t count = 0;
+};
+// Puts on the stream what takes them from where they lie together to where they go.
+absl::Status Scatter(const GpuRows& rows, const ReadGeometry& geometry, const GpuTensor& to,
+                     const GpuStream& stream);
 
 }  // namespace kvtier::client

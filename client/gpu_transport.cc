@@ -144,7 +144,7 @@ absl::Status GpuReadTransport::Read::Take(const v1::ReadChunk& chunk, Copies cop
     --progress->left;
     progress->status.Update(status);
   };
-  const absl::Status posted = transport_->Receive(
+  absl::Status posted = transport_->Receive(
       chunk.transfer(), static_cast<std::int64_t>(chunk.transfer_bytes()), std::move(copies), done);
   if (!posted.ok()) done(posted);
   return posted;

@@ -16,7 +16,7 @@ constexpr std::int64_t kKiB = std::int64_t{1} << 10;
 constexpr std::int64_t kMiB = std::int64_t{1} << 20;
 constexpr std::int64_t kTiB = std::int64_t{1} << 40;
 
-std::vector<Field> MakeFields() {
+std::vector<Field> MakeFields() {  // NOLINT(readability-function-size): a table
   return {
       {"listen", "HOST:PORT", Address(&Config::listen), "Where gRPC is served."},
       {"health_listen", "HOST:PORT", Address(&Config::health_listen),
