@@ -12,6 +12,7 @@ import unittest
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 DEPLOY = ROOT / "deploy"
 BASE = DEPLOY / "kustomize" / "base"
+OVERLAYS = BASE.parent / "overlays"
 CONFIG = BASE / "kvtier.toml"
 DASHBOARD = DEPLOY / "grafana" / "kvtier-capacity.json"
 
@@ -75,7 +76,12 @@ def bytes_of(size):
 
 def rendered_base():
     """The manifests of the base: the text that would be applied."""
-    result = run(tool("kubectl"), "kustomize", BASE)
+    return rendered(BASE)
+
+
+def rendered(folder):
+    """The same of the base or an overlay."""
+    result = run(tool("kubectl"), "kustomize", folder)
     if 'unknown field "labels"' in result.stderr:
         raise unittest.SkipTest("kubectl is older than 1.22, as Debian 12's own is")
     if result.returncode != 0:
