@@ -6,6 +6,7 @@ Needs KVTIER_KVTIERD; single tests need python3-grpcio or prometheus.
 import itertools
 import json
 import pathlib
+import re
 import signal
 import socket
 import subprocess
@@ -17,6 +18,8 @@ import urllib.request
 
 import support
 
+# Panels of what ought not to happen, or need not: they show zeros.
+QUIET = {"Values that saturated", "FP8 range used", "Layers not calibrated", "Pages in fewer bits", "Evicted", "Held by clients"}
 DATA = support.ROOT / "tests" / "data" / "smollm2-135m-kv.safetensors"
 PATIENCE_S = 30
 
@@ -71,21 +74,20 @@ class LiveTest(unittest.TestCase):
         self.addCleanup(process.kill)
         return process
 
-    def put(self):
+    def kvtier(self, *arguments):
+        return support.run(support.binary("kvtier"), *arguments, "--server", self.addresses["listen"])
+
+    def put(self, sequence="deploy"):
         if not DATA.exists():
             self.skipTest(f"{DATA.name} does not exist")
-        result = support.run(
-            support.binary("kvtier"),
-            "put",
-            DATA,
-            "--sequence",
-            "deploy",
-            "--kv-cache-dtype",
-            "kivi2",
-            "--server",
-            self.addresses["listen"],
-        )
+        result = self.kvtier("put", DATA, "--sequence", sequence, "--kv-cache-dtype", "kivi2")
         self.assertEqual(result.returncode, 0, result.stderr)
+
+    def traffic(self, number):
+        """A little of all that moves the panels, but for what ought not to happen."""
+        self.put(f"traffic-{number}")
+        self.assertEqual(self.kvtier("get", "--sequence", f"traffic-{number}", "--out", self.folder / f"{number}.safetensors").returncode, 0)
+        self.assertNotEqual(self.kvtier("describe", "--sequence", "no such").returncode, 0)
 
     def scraped(self):
         with urllib.request.urlopen(
@@ -126,6 +128,8 @@ class LiveTest(unittest.TestCase):
             (support.DEPLOY / "prometheus" / "prometheus.yml").read_text()
         )
         config["global"]["scrape_interval"] = "1s"
+        config["global"]["evaluation_interval"] = "1s"
+        config["rule_files"] = [str(support.DEPLOY / "prometheus" / "rules.yml")]
         config["scrape_configs"][0]["static_configs"] = [{"targets": [self.addresses["metrics"]]}]
         file = self.folder / "prometheus.json"
         file.write_text(json.dumps(config))  # JSON is YAML
@@ -137,10 +141,26 @@ class LiveTest(unittest.TestCase):
             f"--web.listen-address={address}",
         )
         until(lambda: self.series(address, 'up{job="kvtier"} == 1'), "a scrape")
-        for name, expression in support.dashboard_targets(".*").items():
+        targets = support.dashboard_targets(".*")
+
+        def shown():
+            """{panel and target: values}"""
+            return {name: [float(s["value"][1]) for s in self.series(address, expression)]
+                    for name, expression in targets.items()}
+
+        def moves(values):
+            return all(any(value > 0 for value in values[name]) for name in targets if name[0] not in QUIET)
+
+        # A rate needs two scrapes with something between them.
+        numbers = itertools.count()
+        until(lambda: self.traffic(next(numbers)) or moves(shown()), "something in every panel")
+        for name, values in shown().items():
             with self.subTest(name):
-                values = [float(s["value"][1]) for s in self.series(address, expression)]
-                self.assertTrue(any(value > 0 for value in values), f"{expression} gives {values}")
+                self.assertTrue(values, f"{targets[name]} gives nothing")
+        # Rules, too: of what is recorded there is something, and nothing is wrong.
+        for record in re.findall(r"record: (\S+)", (support.DEPLOY / "prometheus" / "rules.yml").read_text()):
+            until(lambda: self.series(address, record), record)
+        self.assertEqual(self.series(address, 'ALERTS{severity!="info"}'), [])
 
     def series(self, address, expression):
         query = urllib.parse.urlencode({"query": expression})

@@ -14,7 +14,7 @@ DEPLOY = ROOT / "deploy"
 BASE = DEPLOY / "kustomize" / "base"
 OVERLAYS = BASE.parent / "overlays"
 CONFIG = BASE / "kvtier.toml"
-DASHBOARD = DEPLOY / "grafana" / "kvtier-capacity.json"
+DASHBOARD = DEPLOY / "grafana" / "kvtier.json"
 
 
 def environment():
