@@ -168,14 +168,15 @@ absl::StatusOr<std::shared_ptr<transport::NcclRuntime>> GpuClient::Nccl() {
 }
 
 template <class T>
-absl::StatusOr<std::shared_ptr<T>> GpuClient::Transport(std::shared_ptr<T>& open) {
+absl::StatusOr<std::shared_ptr<T>> GpuClient::Transport(std::shared_ptr<T> GpuClient::*open) {
   if (options_.path == GpuOptions::Path::kHost) return nullptr;
   absl::MutexLock lock(&mutex_);
-  if (open != nullptr) return open;
+  if (this->*open != nullptr) return this->*open;
   // Who takes nothing else asks again.
   const bool only = options_.path == GpuOptions::Path::kNccl;
   if (no_nccl_.ok() || only || absl::Now() >= again_) {
-    const auto opened = [&]() -> absl::StatusOr<std::shared_ptr<T>> {
+    const auto opened =
+        [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) -> absl::StatusOr<std::shared_ptr<T>> {
       KVT_ASSIGN_OR_RETURN(std::shared_ptr<transport::NcclRuntime> nccl, Nccl());
       return T::Open({.stub = &client_.stub(),
                       .nccl = std::move(nccl),
@@ -184,9 +185,9 @@ absl::StatusOr<std::shared_ptr<T>> GpuClient::Transport(std::shared_ptr<T>& open
     }();
     no_nccl_ = opened.status();
     if (opened.ok()) {
-      open = *opened;
+      this->*open = *opened;
       Tell("nccl", "");
-      return open;
+      return *opened;
     }
     again_ = absl::IsFailedPrecondition(no_nccl_) ? absl::InfiniteFuture() : absl::Now() + kRetry;
   }
@@ -196,10 +197,10 @@ absl::StatusOr<std::shared_ptr<T>> GpuClient::Transport(std::shared_ptr<T>& open
 }
 
 template <class T>
-void GpuClient::Forget(std::shared_ptr<T>& open, const std::shared_ptr<T>& which) {
+void GpuClient::Forget(std::shared_ptr<T> GpuClient::*open, const std::shared_ptr<T>& which) {
   std::shared_ptr<T> forgotten;  // goes without the lock
   absl::MutexLock lock(&mutex_);
-  if (open == which) forgotten = std::move(open);
+  if (this->*open == which) forgotten = std::move(this->*open);
 }
 
 absl::StatusOr<ReadResult> GpuClient::Read(const v1::ReadRequest& request,
@@ -208,10 +209,11 @@ absl::StatusOr<ReadResult> GpuClient::Read(const v1::ReadRequest& request,
   const OnGpu on_gpu(options_.device);
   KVT_RETURN_IF_ERROR(on_gpu.status());
   for (bool again = false;; again = true) {
-    KVT_ASSIGN_OR_RETURN(const std::shared_ptr<GpuReadTransport> transport, Transport(reads_));
+    KVT_ASSIGN_OR_RETURN(const std::shared_ptr<GpuReadTransport> transport,
+                         Transport(&GpuClient::reads_));
     absl::StatusOr<ReadResult> result = ReadBy(transport, request, place);
     if (result.ok() || transport == nullptr) return result;
-    Forget(reads_, transport);  // whatever was under way over it, is
+    Forget(&GpuClient::reads_, transport);  // whatever was under way over it, is
     if (again || !IsGone(result.status())) return result;
   }
 }
@@ -266,9 +268,10 @@ absl::StatusOr<std::unique_ptr<GpuAppend>> GpuClient::OpenAppend(const AppendOpt
   const OnGpu on_gpu(options_.device);
   KVT_RETURN_IF_ERROR(on_gpu.status());
   for (bool again = false;; again = true) {
-    KVT_ASSIGN_OR_RETURN(std::shared_ptr<GpuAppendTransport> transport, Transport(appends_));
+    KVT_ASSIGN_OR_RETURN(std::shared_ptr<GpuAppendTransport> transport,
+                         Transport(&GpuClient::appends_));
     if (transport != nullptr && !transport->ok() && !again) {
-      Forget(appends_, transport);
+      Forget(&GpuClient::appends_, transport);
       continue;
     }
     AppendOptions asked = options;
@@ -284,7 +287,7 @@ absl::StatusOr<std::unique_ptr<GpuAppend>> GpuClient::OpenAppend(const AppendOpt
       }
       return append;
     }
-    if (transport != nullptr) Forget(appends_, transport);
+    if (transport != nullptr) Forget(&GpuClient::appends_, transport);
     if (again || transport == nullptr || !IsGone(stream.status())) return stream.status();
   }
 }
@@ -296,7 +299,7 @@ GpuAppend::GpuAppend(GpuClient& client, std::shared_ptr<GpuAppendTransport> tran
 GpuAppend::~GpuAppend() {
   if (finished_ || transport_ == nullptr) return;
   transport_->Close("an append over it was broken off");
-  client_.Forget(client_.appends_, transport_);
+  client_.Forget(&GpuClient::appends_, transport_);
 }
 
 absl::Status GpuAppend::Send(const GpuChunk& chunk, CUstream_st* after) {

@@ -26,7 +26,7 @@ struct GpuOptions {
   std::string nccl_library = "libnccl.so.2";  // a path, or a name that the loader finds
   // Of connecting, and for which nothing may move while something is to.
   absl::Duration deadline = absl::Seconds(30);
-  // Is told how values travel, and why, when that is chosen.
+  // Is told how values travel, and why, when that is chosen; may call nothing of this client.
   std::function<void(const std::string&)> tell;
 };
 
@@ -73,12 +73,12 @@ class GpuClient {
 
   // Null: by way of the host.
   template <class T>
-  absl::StatusOr<std::shared_ptr<T>> Transport(std::shared_ptr<T>& open)
+  absl::StatusOr<std::shared_ptr<T>> Transport(std::shared_ptr<T> GpuClient::*open)
       ABSL_LOCKS_EXCLUDED(mutex_);
   absl::StatusOr<std::shared_ptr<transport::NcclRuntime>> Nccl()
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   template <class T>
-  void Forget(std::shared_ptr<T>& open, const std::shared_ptr<T>& which)
+  void Forget(std::shared_ptr<T> GpuClient::*open, const std::shared_ptr<T>& which)
       ABSL_LOCKS_EXCLUDED(mutex_);
   void Tell(const std::string& name, const std::string& why) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
