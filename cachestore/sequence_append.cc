@@ -79,7 +79,9 @@ SourceTensor FetchSource(const NewValues& values, std::vector<std::byte>& memory
 
 // Checks values as values, codes as codes. `seen`: by head.
 absl::Status CheckTensor(const NewValues& values, std::vector<Seen>& seen) {
-  const auto& [tensor, chunk, from, heads, device] = values;
+  const LayerTensor& tensor = values.tensor;
+  const Chunk& chunk = values.chunk;
+  const std::vector<HeadAdvance>& heads = values.heads;
   SourceTensor source = values.source();
   seen.resize(heads.size());
   if (tensor.model().dim() == 0) return absl::OkStatus();
@@ -88,10 +90,10 @@ absl::Status CheckTensor(const NewValues& values, std::vector<Seen>& seen) {
     KVT_ASSIGN_OR_RETURN(const bool done, CheckOnDevice(values, seen));
     if (done) return absl::OkStatus();
     source = FetchSource(values, fetched);
-    KVT_RETURN_IF_ERROR(device.Health());
+    KVT_RETURN_IF_ERROR(values.device.Health());
   }
   const auto range_of = [&](const HeadAdvance& head) {
-    return ValueRange{.layer = from.layer,
+    return ValueRange{.layer = values.from.layer,
                       .side = tensor.side(),
                       .head = head.head,
                       .shard_head = head.shard_head,
@@ -127,7 +129,7 @@ absl::Status CheckTensor(const NewValues& values, std::vector<Seen>& seen) {
     KVT_RETURN_IF_ERROR(check(std::max(head.from, chunk.first_token + source.stored.end), head.to));
   }
   return CheckStoredPages(tensor, source.stored, heads,
-                          {.layer = from.layer,
+                          {.layer = values.from.layer,
                            .first_token = chunk.first_token,
                            .saturate_non_finite = chunk.saturate_non_finite},
                           absl::MakeSpan(seen));

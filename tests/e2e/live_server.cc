@@ -33,13 +33,11 @@ std::string Bf16Bytes(float value, std::size_t count) {
 LiveServer::LiveServer(const std::vector<std::string>& flags, const std::string& listen) {
   const std::string ready = folder_ / "ready.json";
   const std::string device = VariableOr("TEST_DEVICE", "host");
+  // NOLINTNEXTLINE(bugprone-branch-clone): without an emulated GPU they are the same
+  const char* const built = device == "host" ? KVTIER_KVTIERD : KVTIER_GPU_KVTIERD;
   std::vector<std::string> command = {
-      VariableOr("TEST_KVTIERD", device == "host" ? KVTIER_KVTIERD : KVTIER_GPU_KVTIERD),
-      "--listen=" + listen,
-      "--health-listen=127.0.0.1:0",
-      "--metrics-listen=127.0.0.1:0",
-      "--device=" + device,
-      "--ready-file=" + ready};
+      VariableOr("TEST_KVTIERD", built), "--listen=" + listen, "--health-listen=127.0.0.1:0",
+      "--metrics-listen=127.0.0.1:0",    "--device=" + device, "--ready-file=" + ready};
   command.insert(command.end(), flags.begin(), flags.end());
   process_ = std::make_unique<Process>(command);
   const auto deadline = std::chrono::steady_clock::now() + kPatience;
