@@ -248,7 +248,8 @@ TEST_F(GpuTransfers, AServerThatRestartsIsFoundAgain) {
   host_.reset();
   {
     const Variable of_server("TEST_DEVICE", "cuda:0");
-    server_.emplace(std::vector<std::string>{"--nccl-library=" KVTIER_NCCL, "--nccl-memory=1MiB"},
+    server_.emplace(std::vector<std::string>{std::string("--nccl-library=") + KVTIER_NCCL,
+                                             "--nccl-memory=1MiB"},
                     address);
   }
   host_.emplace("NCCL_HOSTID", "worker");

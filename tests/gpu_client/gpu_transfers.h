@@ -85,7 +85,7 @@ class GpuTransfers : public ::testing::Test {
  protected:
   // With a GPU that isn't the server's, as the substitutes see it.
   void Start(const std::vector<std::string>& flags = {}, const std::string& device = "cuda:0") {
-    std::vector<std::string> all = {"--memory=128MiB", "--nccl-library=" KVTIER_NCCL,
+    std::vector<std::string> all = {"--memory=128MiB", std::string("--nccl-library=") + KVTIER_NCCL,
                                     "--nccl-memory=1MiB"};
     all.insert(all.end(), flags.begin(), flags.end());
     {

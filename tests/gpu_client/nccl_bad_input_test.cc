@@ -38,9 +38,9 @@ class NcclBadInput : public ::testing::Test {
   void SetUp() override {
     {
       const Variable device("TEST_DEVICE", "cuda:0");
-      server_.emplace(std::vector<std::string>{"--memory=64MiB", "--nccl-library=" KVTIER_NCCL,
-                                               "--nccl-memory=1MiB", "--max-nccl-transports=1",
-                                               "--nccl-deadline=1s"});
+      server_.emplace(std::vector<std::string>{
+          "--memory=64MiB", std::string("--nccl-library=") + KVTIER_NCCL, "--nccl-memory=1MiB",
+          "--max-nccl-transports=1", "--nccl-deadline=1s"});
     }
     host_.emplace("NCCL_HOSTID", "worker");
     client_ = server_->Connect({.transport = client::Transport::kInline});
@@ -179,14 +179,14 @@ TEST_F(NcclBadInput, WhatCantBeOpenedIsRefusedWithTheField) {
     std::function<void(v1::NcclTransport&)> change;
     const char* reason;
     const char* text;
-  } kCases[] = {
+  } cases[] = {
       {v1::DIRECTION_UNSPECIFIED, {}, "INVALID_FIELD", "nccl.direction is 0; want READ or APPEND"},
       {v1::DIRECTION_READ, [](auto& nccl) { nccl.set_unique_id("short"); }, "INVALID_FIELD",
        "nccl.unique_id has 5 bytes; want 128"},
       {v1::DIRECTION_READ, [](auto& nccl) { nccl.set_nccl_version(1); }, "TRANSPORT_UNAVAILABLE",
        "nccl.nccl_version is 1; the server's is"},
   };
-  for (const auto& of : kCases) {
+  for (const auto& of : cases) {
     const absl::Status refused = Open(of.direction, of.change);
     EXPECT_EQ(ErrorReason(refused), of.reason) << refused;
     EXPECT_THAT(std::string(refused.message()), HasSubstr(of.text));
@@ -198,7 +198,7 @@ TEST_F(NcclBadInput, AnIdThatLeadsNowhereIsGivenUp) {
       Open(v1::DIRECTION_READ, [](auto& nccl) { nccl.set_unique_id(std::string(128, '\0')); }),
       IsOk());
   for (int look = 0; look < 100; ++look) {
-    if (ErrorReason(Read(Request())) != "") break;
+    if (!ErrorReason(Read(Request())).empty()) break;
     std::this_thread::sleep_for(std::chrono::milliseconds(50));
   }
   EXPECT_THAT(Read(Request()), ::testing::Not(IsOk()));
@@ -226,7 +226,7 @@ TEST_F(NcclBadInput, ChunksThatDontSayWhatTheySendAreRefused) {
     std::function<void(v1::AppendChunk&)> change;
     int times;
     const char* text;
-  } kCases[] = {
+  } cases[] = {
       {[](auto& chunk) { chunk.clear_transfer(); }, 1, "chunk.transfer is not set"},
       {[](auto& chunk) { chunk.set_v_offset(std::uint64_t{1} << 40); }, 1,
        "chunk.v_offset is 1099511627776; the transport's memory has 1048576"},
@@ -240,7 +240,7 @@ TEST_F(NcclBadInput, ChunksThatDontSayWhatTheySendAreRefused) {
       {[](auto& chunk) { chunk.set_transfer(std::uint64_t{1} << 60); }, 1,
        "the transfer's number is 1152921504606846976; want 0"},
   };
-  for (const auto& of : kCases) {
+  for (const auto& of : cases) {
     ASSERT_THAT(Open(v1::DIRECTION_APPEND), IsOk());
     const absl::Status refused = Append(of.change, of.times);
     EXPECT_EQ(ErrorReason(refused), "INVALID_FIELD") << refused;
@@ -279,7 +279,7 @@ TEST_F(NcclBadInput, ATransferOfAnotherSizeIsLost) {
         .status();
   });
   EXPECT_EQ(cachestore::ReasonOf(read), "TRANSPORT_LOST") << read;  // this end's
-  for (int look = 0; look < 100 && ErrorReason(Read(Request())) == ""; ++look)
+  for (int look = 0; look < 100 && ErrorReason(Read(Request())).empty(); ++look)
     std::this_thread::sleep_for(std::chrono::milliseconds(50));
 }
 
