@@ -128,10 +128,9 @@ TEST_F(GpuTransfers, WhatIsStillAppendedIsFollowed) {
   Start();
   const std::string model = Register("auto");
   const Rows data = RandomData(1200);
-  client::AppendOptions options;
-  options.open.set_sequence("s");
-  options.open.set_model_id(model);
-  ASSERT_THAT(gpu_->OpenAppend(options).value()->Finish(), IsOk());  // opens it
+  Rows first;
+  for (const std::string& rows : data) first.push_back(rows.substr(0, 100 * kTokenBytes));
+  ASSERT_THAT(Append(*gpu_, model, "s", first), IsOk());
   v1::ReadRequest request = RequestFor("s");
   request.set_follow(true);
   request.mutable_sequences(0)->set_num_tokens(1200);
